@@ -1,0 +1,261 @@
+"""Ties one model to its engine, its plans and its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .engines import engine_for
+from .engines.feed import ArrayFeed, flatten
+from .flavor import FLAVOR, KERAS_MAJOR, flatten_layers, is_random
+from .pipeline.arrays import array_source
+from .plans import loop
+from .plans.meter import Meter
+from .plans.tuner import Tuner
+from .report import SpeedupReport
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user left to us, and what not.
+
+    Attributes:
+        jit_compile: "auto", True or False.
+        steps_per_execution: "auto" or a number of steps.
+    """
+
+    jit_compile: Any = "auto"
+    steps_per_execution: Any = "auto"
+
+    @classmethod
+    def checked(cls, jit_compile: Any, steps_per_execution: Any) -> Choices:
+        """Returns the choices, or raises a `ValueError` that says which is none."""
+        if jit_compile is None:  # Keras 2's word for "not said"
+            jit_compile = "auto"
+        if steps_per_execution is None:
+            steps_per_execution = "auto"
+        if jit_compile not in ("auto", True, False):
+            raise ValueError(f'jit_compile must be "auto", True or False, got {jit_compile!r}.')
+        whole = isinstance(steps_per_execution, int) and not isinstance(steps_per_execution, bool)
+        if steps_per_execution != "auto" and (not whole or steps_per_execution < 1):
+            raise ValueError(f'steps_per_execution must be "auto" or a positive integer, got {steps_per_execution!r}.')
+        return cls(jit_compile, steps_per_execution)
+
+    @classmethod
+    def of_plain(cls, model: Any) -> Choices:
+        """Returns what a plain model was compiled with; Keras's defaults count as "auto"."""
+        config = model.get_compile_config() or {}
+        steps = config.get("steps_per_execution")
+        return cls.checked(config.get("jit_compile", "auto"), "auto" if steps in (None, 1) else steps)
+
+    def config(self) -> dict[str, Any]:
+        return {"jit_compile": self.jit_compile, "steps_per_execution": self.steps_per_execution}
+
+    def for_keras(self) -> dict[str, Any]:
+        """Returns what Keras itself is told; it runs the steps only where nothing can be accelerated."""
+        jit = self.jit_compile
+        if jit == "auto":
+            jit = False if FLAVOR in ("tensorflow", "legacy") else "auto"
+        steps = 1 if self.steps_per_execution == "auto" else self.steps_per_execution
+        return {"jit_compile": jit, "steps_per_execution": steps}
+
+
+class Accelerator:
+    """Runs `fit`, `evaluate` and `predict` of one model since it was compiled.
+
+    Args:
+        model: The model.
+        choices: What is left to the accelerator.
+    """
+
+    def __init__(self, model: Any, choices: Choices):
+        self.model, self.choices = model, choices
+        self.meter = Meter()
+        self._engine: Any = None
+        self._tuners: dict[str, Tuner] = {}
+        self._rates: list[float] = []
+        self._notes: list[str] = []
+
+    def reason_not_to(self) -> str:
+        """Returns why Keras must run the steps itself, or an empty string; the report says so too."""
+        reason = ""
+        strategy = getattr(self.model, "distribute_strategy", None) if FLAVOR in ("tensorflow", "legacy") else None
+        if self.model.run_eagerly:
+            reason = "run_eagerly=True: nothing can be accelerated"
+        elif strategy is not None and strategy.num_replicas_in_sync > 1:
+            reason = f"{type(strategy).__name__} runs the steps on {strategy.num_replicas_in_sync} replicas"
+        elif _overrides_functions(self.model):
+            reason = "the model makes its own train_function: it is run as it is"
+        if reason and reason not in self._notes:
+            self._notes.append(reason)
+        return reason
+
+    def fit(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        **workers: Any,
+    ) -> None:
+        engine = self._ready()
+        host = engine.host
+        host.check_compiled("fit")
+        _check_batch_size(batch_size)
+        epochs, steps_per_epoch = host.max_epochs(epochs), host.max_steps(steps_per_epoch)
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = host.split((x, y, sample_weight), validation_split)
+        feed = self._feed(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps_per_epoch,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            **workers,
+        )
+        valid_feed: list[Any] = []
+
+        def validate(epoch: int) -> dict[str, Any]:
+            if validation_data is None or not host.should_validate(epoch, validation_freq):
+                return {}
+            if not valid_feed:
+                parts = host.unpack(validation_data)
+                size = validation_batch_size or batch_size
+                valid_feed.append(self._feed(*parts, batch_size=size, steps=validation_steps, **workers))
+            results = loop.evaluate(session, self._tuner("test"), valid_feed[0], listeners, steps=validation_steps)
+            return {f"val_{name}": value for name, value in results.items()}
+
+        session = loop.Session(self.model, engine, self.meter)
+        listeners = host.callback_list(
+            callbacks, history=True, verbose=verbose, epochs=epochs, steps=steps_per_epoch or feed.num_batches
+        )
+        self.model.stop_training = False
+        self._rates.clear()
+        listeners.on_train_begin()
+        first = host.first_epoch(initial_epoch, steps_per_epoch or feed.num_batches)
+        loop.train(
+            session,
+            self._tuner("train"),
+            feed,
+            listeners,
+            epochs=epochs,
+            first=first,
+            steps_per_epoch=steps_per_epoch,
+            validate=validate,
+            rates=self._rates,
+        )
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **workers: Any,
+    ) -> Any:
+        engine = self._ready()
+        engine.host.check_compiled("evaluate")
+        _check_batch_size(batch_size)
+        steps = engine.host.max_steps(steps)
+        feed = self._feed(x, y, sample_weight, batch_size=batch_size, steps=steps, **workers)
+        listeners = engine.host.callback_list(
+            callbacks, history=False, verbose=verbose, epochs=1, steps=steps or feed.num_batches
+        )
+        session = loop.Session(self.model, engine, self.meter)
+        results = loop.evaluate(session, self._tuner("test"), feed, listeners, steps=steps)
+        return results if return_dict else engine.host.in_order(results)
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+        **workers: Any,
+    ) -> Any:
+        engine = self._ready()
+        _check_batch_size(batch_size)
+        feed = self._feed(x, batch_size=batch_size, steps=steps, **workers)
+        listeners = engine.host.callback_list(
+            callbacks, history=False, verbose=verbose, epochs=1, steps=steps or feed.num_batches
+        )
+        return loop.predict(loop.Session(self.model, engine, self.meter), feed, listeners, steps=steps)
+
+    def report(self) -> SpeedupReport:
+        tuner = self._tuners.get("train")
+        if tuner is None:
+            return SpeedupReport(flavor=FLAVOR, notes=tuple(self._notes))
+        best = tuner.best
+        return SpeedupReport(
+            flavor=FLAVOR,
+            plan=best.plan if best else tuner.engine.baseline,
+            steps_per_call=int(best.program.steps) if best else 1,
+            trials=tuple(tuner.trials),
+            notes=tuple([*self._notes, *tuner.notes]),
+            blockers=tuple(tuner.blockers),
+            choosing_seconds=tuner.choosing_seconds,
+            gain=tuner.gain,
+            samples_per_second=tuple(self._rates),
+        )
+
+    # The parts
+
+    def _ready(self) -> Any:
+        if self._engine is None:
+            self._engine = engine_for(self.model)
+        return self._engine
+
+    def _tuner(self, kind: str) -> Tuner:
+        if kind not in self._tuners:
+            tuner = Tuner(self._engine, kind, self.choices.jit_compile, self.choices.steps_per_execution)
+            self._tuners[kind] = tuner
+        tuner = self._tuners[kind]
+        tuner.random = any(is_random(layer) for layer in flatten_layers(self.model))
+        return tuner
+
+    def _feed(self, x: Any, y: Any = None, sample_weight: Any = None, **how: Any) -> Any:
+        source = array_source(x) if y is None and sample_weight is None and not how.get("class_weight") else None
+        if source is not None:
+            structure, leaves = flatten(source.arrays)
+            return ArrayFeed(leaves, structure, source.batch_size, source.last_batch == "drop", source.epoch_order)
+        return self._engine.host.feed(x, y, sample_weight, **how)
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    whole = batch_size is None or (isinstance(batch_size, int) and not isinstance(batch_size, bool))
+    if not whole and hasattr(batch_size, "__index__") and not isinstance(batch_size, bool):
+        whole = True
+    if not whole or (batch_size is not None and batch_size < 1):
+        raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}.")
+
+
+def _overrides_functions(model: Any) -> bool:
+    names = ("make_train_function", "make_test_function", "make_predict_function")
+    ours = ("keras", "tf_keras", "keras_speedup")
+    for name in names:
+        owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
+        if owner.__module__.split(".")[0] not in ours:
+            return True
+    return False

@@ -1,0 +1,255 @@
+"""The training, evaluation and prediction loops: Keras's own events around calls of one or many steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from ..engines.events import names_of_those, overrides_batch_hook
+from ..engines.feed import Cursor, assemble, flatten
+from .meter import Meter
+from .tuner import Tuner
+
+
+@dataclass
+class Session:
+    """What the loops of one model share.
+
+    Attributes:
+        model: The model.
+        engine: Runs its steps.
+        meter: The clock that callbacks read.
+    """
+
+    model: Any
+    engine: Any
+    meter: Meter
+
+
+class _Pass:
+    """Passes over a feed, cut into epochs of `steps` batches where that is given."""
+
+    def __init__(self, session: Session, feed: Any, steps: int | None):
+        self.feed, self.steps = feed, steps
+        self._convert = session.engine.convert
+        self._cursor: Cursor | None = None
+        self._at = 0
+
+    def begin(self) -> None:
+        if self._cursor is None or self.steps is None:
+            self.close()
+            self._cursor = Cursor(self.feed.stream(), self._convert)
+        self._at = 0
+
+    def take(self, wanted: int) -> Any:
+        assert self._cursor is not None
+        left = None if self.steps is None else self.steps - self._at
+        if left == 0:
+            return None
+        block = self._cursor.take(wanted if left is None else min(wanted, left), ahead=wanted)
+        if block is None:
+            if left is not None and self._at:
+                warnings.warn(
+                    "Your input ran out of data; interrupting training. Make sure that it can give at least "
+                    "`steps_per_epoch * epochs` batches; `.repeat()` makes a dataset go on.",
+                    stacklevel=2,
+                )
+            self.close()
+            return None
+        self._at += block.steps
+        return block
+
+    def end(self) -> None:
+        if self.steps is None:
+            self.close()
+        self.feed.end_epoch()
+
+    def close(self) -> None:
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+
+
+def train(
+    session: Session,
+    tuner: Tuner,
+    feed: Any,
+    callbacks: Any,
+    *,
+    epochs: int,
+    first: tuple[int, int],
+    steps_per_epoch: int | None,
+    validate: Callable[[int], dict[str, Any]],
+    rates: list[float],
+) -> None:
+    """Trains as `fit` does; see there for the arguments.
+
+    Args:
+        session: The model and what it shares.
+        tuner: Chooses the plans.
+        feed: The training data.
+        callbacks: A `CallbackList`, after `on_train_begin`.
+        epochs: Index of the epoch to end before.
+        first: The epoch and the step to begin at.
+        steps_per_epoch: Batches in an epoch, where it is not one pass.
+        validate: Returns the logs of validation after an epoch.
+        rates: Gets the samples/s of each epoch.
+    """
+    model, host, meter = session.model, session.engine.host, session.meter
+    logs: dict[str, Any] | None = None
+    data = _Pass(session, feed, steps_per_epoch)
+    boundaries = _boundaries(callbacks)
+    epoch_steps = steps_per_epoch or feed.num_batches
+    total = 0
+    try:
+        for epoch in range(first[0], epochs):
+            host.reset_metrics()
+            meter.start_epoch(epoch)
+            callbacks.on_epoch_begin(epoch)
+            data.begin()
+            step = first[1] if epoch == first[0] else 0
+            if epoch == first[0]:
+                every = names_of_those(callbacks.callbacks, "train")
+                left = None if epoch_steps is None else (epochs - epoch) * epoch_steps - step
+                tuner.begin(every_batch=every, epoch_steps=_whole(feed, epoch_steps), steps_left=left)
+            step, last = _epoch(session, tuner, data, callbacks, step, boundaries, total)
+            total += step
+            session.engine.pull()
+            if last is None and step == 0:
+                raise ValueError("The training data is empty: expected at least one batch, got none.")
+            logs = host.result(last)
+            rates.append(meter.samples / max(meter.seconds, 1e-9))
+            data.end()
+            logs.update(validate(epoch))
+            callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+        if epochs > 0:
+            host.finish()
+    finally:
+        session.engine.pull()
+        data.close()
+        tuner.finish()
+    callbacks.on_train_end(logs=logs)
+
+
+def _epoch(
+    session: Session, tuner: Tuner, data: _Pass, callbacks: Any, step: int, boundaries: list[int], total: int
+) -> tuple[int, Any]:
+    """Trains for one epoch; returns the number of its steps and the last logs."""
+    model, meter = session.model, session.meter
+    listening = any(overrides_batch_hook(callback, "train") for callback in callbacks.callbacks)
+    logs = None
+    while not model.stop_training or step == 0:
+        wanted = tuner.steps_wanted()
+        for boundary in boundaries:
+            if total + step < boundary < total + step + wanted:
+                wanted = boundary - total - step
+        began = perf_counter()
+        block = data.take(wanted)
+        if block is None:
+            break
+        waited = perf_counter() - began
+        if listening:
+            callbacks.on_train_batch_begin(step)
+        called = perf_counter()
+        logs, record = tuner.run(data.feed, block)
+        ended = perf_counter()
+        meter.calls.append(replace(record, input_wait_seconds=waited))
+        step += block.steps
+        if listening:
+            if tuner.every_batch:
+                session.engine.pull()
+            callbacks.on_train_batch_end(step - 1, logs)
+        meter.callback_seconds += (called - began - waited) + (perf_counter() - ended)
+        if model.stop_training:
+            break
+    return step, logs
+
+
+def evaluate(session: Session, tuner: Tuner, feed: Any, callbacks: Any, *, steps: int | None) -> dict[str, Any]:
+    """Evaluates as `evaluate` does; returns the metrics."""
+    model, host = session.model, session.engine.host
+    model.stop_evaluating = False
+    callbacks.on_test_begin()
+    host.reset_metrics()
+    listening = any(overrides_batch_hook(callback, "test") for callback in callbacks.callbacks)
+    epoch_steps = steps or feed.num_batches
+    tuner.begin(
+        every_batch=names_of_those(callbacks.callbacks, "test"),
+        epoch_steps=_whole(feed, epoch_steps),
+        steps_left=epoch_steps,
+    )
+    data = _Pass(session, feed, steps)
+    data.begin()
+    step, logs = 0, None
+    try:
+        while (block := data.take(tuner.steps_wanted())) is not None:
+            if listening:
+                callbacks.on_test_batch_begin(step)
+            logs, _ = tuner.run(feed, block)
+            step += block.steps
+            if listening:
+                callbacks.on_test_batch_end(step - 1, logs)
+            if getattr(model, "stop_evaluating", False):
+                break
+    finally:
+        session.engine.pull()
+        data.close()
+        feed.end_epoch()
+    if step == 0:
+        raise ValueError("The data to evaluate is empty: expected at least one batch, got none.")
+    result = host.result(logs)
+    callbacks.on_test_end(result)
+    return result
+
+
+def predict(session: Session, feed: Any, callbacks: Any, *, steps: int | None) -> Any:
+    """Predicts as `predict` does; returns NumPy arrays in the structure of the model's outputs."""
+    model, engine = session.model, session.engine
+    model.stop_predicting = False
+    callbacks.on_predict_begin()
+    listening = any(overrides_batch_hook(callback, "predict") for callback in callbacks.callbacks)
+    data = _Pass(session, feed, steps)
+    data.begin()
+    parts: list[Any] = []
+    structure, step = None, 0
+    try:
+        while (block := data.take(1)) is not None:
+            if listening:
+                callbacks.on_predict_batch_begin(step)
+            outputs = engine.predict_batch(feed, block)
+            structure, leaves = flatten(outputs)
+            parts.append(leaves)
+            step += block.steps
+            if listening:
+                callbacks.on_predict_batch_end(step - 1, {"outputs": outputs})
+            if getattr(model, "stop_predicting", False):
+                break
+    finally:
+        engine.pull()
+        data.close()
+        feed.end_epoch()
+    if step == 0:
+        raise ValueError("The data to predict is empty: expected at least one batch, got none.")
+    callbacks.on_predict_end()
+    return assemble(structure, [engine.concatenate(column) for column in zip(*parts, strict=True)])
+
+
+def _whole(feed: Any, steps: int | None) -> int | None:
+    """Returns the batches of an epoch that are whole."""
+    rows, size = getattr(feed, "rows", None), getattr(feed, "batch_size", None)
+    if steps is not None and rows is not None and size and steps == feed.num_batches:
+        return int(rows // size)
+    return steps
+
+
+def _boundaries(callbacks: Any) -> list[int]:
+    """Returns the steps of the training at which a call must end, as callbacks asked."""
+    found: set[int] = set()
+    for callback in callbacks.callbacks:
+        found.update(getattr(callback, "step_boundaries", ()) or ())
+    return sorted(found)

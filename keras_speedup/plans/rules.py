@@ -1,0 +1,65 @@
+"""The decisions, as functions of what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+#: A call should take about this long, in seconds: long enough for its overhead not to count, short enough for
+#: progress bars and interrupts.
+CALL_SECONDS = 0.3
+
+#: The most steps and the most bytes of input in one call.
+MAX_STEPS, MAX_BYTES = 1024, 64 * 2**20
+
+#: The largest relative difference to the plain graph's numbers at which a plan is adopted.
+TOLERANCE = 1e-3
+
+#: A plan is adopted when a step takes less than this share of the best plan's.
+GAIN = 0.98
+
+#: Looking for a better plan may cost this share of the time trained so far.
+REGRET = 0.05
+
+#: A program is compiled in the background only where this many seconds of training are left.
+WORTH_COMPILING_SECONDS = 1.5
+
+
+def steps_per_call(
+    step_seconds: float, epoch_steps: int | None, batch_bytes: int, call_seconds: float = CALL_SECONDS
+) -> int:
+    """Returns K, such that a call takes about `call_seconds` and an epoch is cut into equal calls.
+
+    Args:
+        step_seconds: Time of one step, in seconds.
+        epoch_steps: Whole batches in an epoch; None where it is unknown.
+        batch_bytes: Size of a batch, in bytes.
+        call_seconds: Time that a call should take, in seconds.
+    """
+    most = min(call_seconds / max(step_seconds, 1e-9), MAX_STEPS, MAX_BYTES / max(batch_bytes, 1))
+    steps = max(1, int(most))
+    if epoch_steps is None or epoch_steps <= 0:
+        return steps
+    calls = math.ceil(epoch_steps / steps)
+    return math.ceil(epoch_steps / calls)
+
+
+def is_faster(candidate: Sequence[float], best: Sequence[float]) -> bool:
+    """Returns whether the candidate's median step time beats the best plan's by more than the noise."""
+    return median(candidate) < GAIN * median(best)
+
+
+def may_spend(spent_seconds: float, trained_seconds: float, cost_seconds: float = 0.0) -> bool:
+    """Returns whether trials that have cost `spent_seconds` may cost `cost_seconds` more."""
+    return spent_seconds + cost_seconds <= REGRET * trained_seconds
+
+
+def agrees(difference: float) -> bool:
+    """Returns whether a plan's numbers are the plain graph's, within the tolerance."""
+    return difference <= TOLERANCE
+
+
+def worth_compiling(steps_left: int | None, step_seconds: float) -> bool:
+    """Returns whether enough training is left for a compilation to pay."""
+    return steps_left is None or steps_left * step_seconds >= WORTH_COMPILING_SECONDS

@@ -1,0 +1,326 @@
+"""Finds the fastest plan while the training runs: every step that measures a plan is a step of the training."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from ..engines.shadow import free_memory_bytes
+from ..errors import XlaUnsupportedError
+from . import rules
+from .background import BackgroundJob
+from .meter import CallRecord
+from .trial import PlanTrial, Status
+
+
+@dataclass
+class _Candidate:
+    """A plan on its way from its making to a decision."""
+
+    plan: str
+    program: Any
+    compile_seconds: float = 0.0
+    difference: float | None = None
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    runs: int = 0
+
+    @property
+    def step_seconds(self) -> float | None:
+        return median(self.times) if self.times else None
+
+
+class Tuner:
+    """Chooses the plan of each call and learns from it.
+
+    Args:
+        engine: Runs plans.
+        kind: Which step: "train" or "test".
+        jit_compile: "auto", True or False, as given to `compile`.
+        steps_per_execution: "auto" or a number of steps, as given to `compile`.
+        memory: What earlier runs chose: `load() -> dict | None` and `save(dict)`.
+        may_try: False where nothing may be tried while training (operations are to be deterministic).
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        kind: str,
+        jit_compile: Any = "auto",
+        steps_per_execution: Any = "auto",
+        memory: Any = None,
+        may_try: bool = True,
+    ):
+        self.engine, self.kind = engine, kind
+        self.jit_compile, self.steps_per_execution = jit_compile, steps_per_execution
+        self.memory, self.may_try = memory, may_try
+        self.trials: list[PlanTrial] = []
+        self.notes: list[str] = []
+        self.blockers: list[str] = []
+        self.choosing_seconds = 0.0
+        self.trained_seconds = 0.0
+        self.every_batch: list[str] = []
+        self.random = False
+        self._plain: dict[Any, Any] = {}
+        self._baseline: _Candidate | None = None
+        self.best: _Candidate | None = None
+        self._trial: _Candidate | None = None
+        self._queue: list[str] | None = None
+        self._job: tuple[_Candidate, BackgroundJob[Any]] | None = None
+        self._steps_left: int | None = None
+        self._epoch_steps: int | None = None
+        self._last: tuple[Any, Any] | None = None
+        self._turn = 0
+
+    # What the loop asks
+
+    def begin(self, *, every_batch: list[str], epoch_steps: int | None, steps_left: int | None) -> None:
+        """Says what a fit is like before its first step."""
+        self._epoch_steps, self._steps_left = epoch_steps, steps_left
+        if bool(every_batch) != bool(self.every_batch):  # K changes from or to 1: the plans must be found anew
+            self.best, self._trial, self._queue = None, None, None
+        self.every_batch = every_batch
+        if every_batch:
+            self._note(f"one step a call: {', '.join(every_batch)} must see every batch")
+
+    def steps_wanted(self) -> int:
+        """Returns how many batches the next call should get."""
+        if self.every_batch or self.best is None:
+            return 1 if self.every_batch or self.steps_per_execution == "auto" else int(self.steps_per_execution)
+        return int((self._trial or self.best).program.steps)
+
+    def run(self, feed: Any, block: Any) -> tuple[Any, CallRecord]:
+        """Runs a block on the plan whose turn it is; returns the last step's logs and what it took."""
+        began = perf_counter()
+        candidate = self._choose(feed, block)
+        built = perf_counter()
+        logs = candidate.program.run(block)
+        if block.steps > 1 or self._is_measuring:
+            self.engine.wait(logs)
+        seconds = perf_counter() - built
+        compiling = built - began
+        if candidate.runs == 0:  # the first run still optimises or loads the program
+            work = min(seconds, block.steps * (self.best.step_seconds or 0.0) if self.best else 0.0)
+            compiling += seconds - work
+            seconds = work
+        else:
+            candidate.times.append(seconds / block.steps)
+        candidate.runs += 1
+        self.trained_seconds += seconds + compiling
+        if self._steps_left is not None:
+            self._steps_left -= block.steps
+        self._last = (feed, block) if block.steps > 1 or self._last is None or self.every_batch else self._last
+        self._decide(feed, block, candidate, seconds)
+        return logs, CallRecord(block.steps, block.samples, seconds, 0.0, compiling, candidate.plan)
+
+    def finish(self) -> None:
+        """Ends a fit: a job that runs on is left to itself."""
+        if self._job is not None and self._job[1].is_done:
+            self._collect()
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster a step is than on the plain graph."""
+        if self._baseline is None or self.best is None or not self._baseline.times or not self.best.times:
+            return None
+        return median(self._baseline.times) / median(self.best.times)
+
+    # Choosing
+
+    @property
+    def _is_measuring(self) -> bool:
+        return self.best is None or self._trial is not None
+
+    def _choose(self, feed: Any, block: Any) -> _Candidate:
+        if self.jit_compile is True:
+            return self._explicit(feed, block)
+        able = [plan for plan in (self._trial, self.best) if plan is not None and self._fits(plan, block)]
+        self._turn += 1
+        return able[self._turn % len(able)] if able else self._plain_for(feed, block)
+
+    def _fits(self, candidate: _Candidate, block: Any) -> bool:
+        return bool(self.engine.runs_block(candidate.program, block)) and block.steps <= candidate.program.steps
+
+    def _plain_for(self, feed: Any, block: Any) -> _Candidate:
+        """Returns the plain graph for one batch, or a plain loop for several."""
+        single = block.steps == 1
+        key = (repr(feed.structure), 0 if single else block.batch_size, str(feed.specs))
+        if key not in self._plain:
+            plan = self.engine.baseline if single else self.engine.loop_plan
+            steps = 1 if single else block.steps
+            self._plain[key] = _Candidate(plan, self.engine.program(self.kind, plan, steps, feed, block))
+        candidate: _Candidate = self._plain[key]
+        candidate.program.steps = max(candidate.program.steps, block.steps)
+        if single and self._baseline is None:
+            self._baseline = candidate
+        return candidate
+
+    def _explicit(self, feed: Any, block: Any) -> _Candidate:
+        """Returns a compiled plan for any block: `jit_compile=True` is honoured for every batch."""
+        key = ("xla", repr(feed.structure), block.batch_size, str(feed.specs))
+        if key not in self._plain:
+            found = self.engine.blockers(self.kind, feed, block)
+            if found:
+                raise XlaUnsupportedError(found[0])
+            plan = self.engine.compiled_plans[-1]
+            self._plain[key] = _Candidate(plan, self.engine.program(self.kind, plan, block.steps, feed, block))
+        candidate: _Candidate = self._plain[key]
+        candidate.program.steps = max(candidate.program.steps, block.steps)
+        return candidate
+
+    # Learning
+
+    def _decide(self, feed: Any, block: Any, ran: _Candidate, seconds: float) -> None:
+        if self.best is None:
+            self._leave_baseline(feed, block)
+        elif self._trial is not None:
+            if ran is self._trial and ran.step_seconds and self.best.step_seconds:
+                self.choosing_seconds += max(0.0, seconds - block.steps * self.best.step_seconds)
+            self._judge_trial()
+        elif self._job is not None:
+            if self._job[1].is_done:
+                self._collect()
+        elif self._queue:
+            self._start_next()
+
+    def _leave_baseline(self, feed: Any, block: Any) -> None:
+        """Leaves the plain graph once it is measured, for a loop of K steps where that can be had."""
+        baseline = self._baseline if self.jit_compile is not True else self._explicit(feed, block)
+        if baseline is None or len(baseline.times) < 3 or (sum(baseline.times) < 0.03 and len(baseline.times) < 20):
+            return
+        if self.jit_compile is True:
+            self._baseline = baseline
+        self._add(baseline, "baseline", "every other plan is compared with it")
+        self.best = baseline
+        self._queue = self._plans_to_compile(feed, block)
+        steps = self._steps_per_call(feed, block)
+        if steps <= 1 or self.every_batch or not self.engine.can_loop(self.kind, feed, block):
+            return
+        if self.jit_compile is True:
+            baseline.program.steps = steps
+            return
+        began = perf_counter()
+        program = self.engine.program(self.kind, self.engine.loop_plan, steps, feed, block)
+        self.choosing_seconds += perf_counter() - began
+        self._start_trial(_Candidate(self.engine.loop_plan, program))
+
+    def _steps_per_call(self, feed: Any, block: Any) -> int:
+        if self.steps_per_execution != "auto":
+            return int(self.steps_per_execution)
+        assert self.best is not None and self.best.step_seconds is not None
+        size = sum(int(getattr(leaf, "nbytes", 0) or 0) for leaf in block.leaves) // max(block.steps, 1)
+        # Plans that loop are faster than the plain graph by an amount not yet known; a call stays under a second.
+        return rules.steps_per_call(self.best.step_seconds, self._epoch_steps, size)
+
+    def _plans_to_compile(self, feed: Any, block: Any) -> list[str]:
+        if self.jit_compile is False or not self.may_try:
+            return []
+        found = self.engine.blockers(self.kind, feed, block)
+        if found:
+            self.blockers = [str(blocker) for blocker in found]
+            self._note(f"XLA is not tried: it cannot compile {', '.join(self.blockers)}")
+            return []
+        needed, free = self.engine.shadow_bytes(self.kind, feed, block), free_memory_bytes()
+        if free is not None and needed > free // 2:
+            self._note(f"no plan is compiled beside the training: that takes {needed >> 20:,} MB, {free >> 20:,} MB are free")
+            return []
+        plans = list(self.engine.compiled_plans)
+        if self.every_batch or not self.engine.can_loop(self.kind, feed, block):
+            plans = plans[-1:] if self.engine.can_loop(self.kind, feed, block) else []
+        return plans
+
+    def _start_trial(self, candidate: _Candidate) -> None:
+        self._trial, self._turn = candidate, 0
+
+    def _judge_trial(self) -> None:
+        trial, best = self._trial, self.best
+        assert trial is not None and best is not None
+        measured = sum(trial.times) * trial.program.steps
+        if len(trial.times) >= 2 and not rules.may_spend(self.choosing_seconds, self.trained_seconds):
+            pass
+        elif len(trial.times) < 3 or len(best.times) < 3 or (measured < 0.05 and len(trial.times) < 8):
+            return
+        self._trial = None
+        if rules.is_faster(trial.times, best.times):
+            if best is not self._baseline:
+                self._replace(best, "refused", f"{trial.plan} is faster")
+            self._add(trial, "kept", f"{median(best.times) / median(trial.times):.2f} times as fast as {best.plan}")
+            self.best = trial
+        else:
+            ratio = median(trial.times) / median(best.times)
+            self._add(trial, "refused", f"a step takes {ratio:.2f} times as long as with {best.plan}")
+        if not self._queue and self._job is None:
+            self._remember()
+
+    def _start_next(self) -> None:
+        """Begins to compile the next plan beside the training, where enough training is left."""
+        assert self.best is not None and self._queue and self._last is not None
+        if not rules.worth_compiling(self._steps_left, self.best.step_seconds or 0.0):
+            return
+        feed, block = self._last
+        plan = self._queue.pop(0)
+        steps = 1 if self.every_batch else max(self.best.program.steps, block.steps)
+        began = perf_counter()
+        program = self.engine.program(self.kind, plan, steps, feed, block)
+        candidate = _Candidate(plan, program)
+        start = self.engine.prepare_shadow(self.kind, feed, block)
+        self.choosing_seconds += perf_counter() - began
+        random = self.random
+        work: Callable[[], Any] = lambda: self.engine.compile_on_shadow(  # noqa: E731
+            self.kind, program, feed, block, start, random=random
+        )
+        self._job = (candidate, BackgroundJob(work))
+
+    def _collect(self) -> None:
+        """Takes the result of the background job and decides whether the plan gets its turn."""
+        assert self._job is not None and self.best is not None
+        (candidate, job), self._job = self._job, None
+        candidate.compile_seconds = job.seconds
+        if job.error is not None:
+            if isinstance(job.error, XlaUnsupportedError):
+                self.blockers.append(str(job.error.blocker))
+                self._queue = []
+            self._add(candidate, "failed", str(job.error).splitlines()[0])
+            return
+        found = job.result
+        candidate.compile_seconds, candidate.difference = found.compile_seconds, found.difference
+        if not rules.agrees(found.difference):
+            self._add(
+                candidate,
+                "refused",
+                f"its numbers differ from the plain graph's by {found.difference:.1e}, allowed is {rules.TOLERANCE:.0e}",
+            )
+        elif found.step_ratio > 1.5:
+            self._add(candidate, "refused", f"{found.step_ratio:.1f} times as slow as the plain loop on shadow state")
+        else:
+            self._start_trial(candidate)
+
+    # Telling
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _add(self, candidate: _Candidate, status: Status, reason: str) -> None:
+        self.trials.append(
+            PlanTrial(
+                candidate.plan,
+                candidate.program.steps,
+                candidate.step_seconds,
+                candidate.compile_seconds,
+                candidate.difference,
+                status,
+                reason,
+            )
+        )
+
+    def _replace(self, candidate: _Candidate, status: Status, reason: str) -> None:
+        self.trials = [trial for trial in self.trials if not (trial.plan == candidate.plan and trial.status == "kept")]
+        self._add(candidate, status, reason)
+
+    def _remember(self) -> None:
+        if self.memory is not None and self.best is not None:
+            self.memory.save({"plan": self.best.plan, "steps_per_call": int(self.best.program.steps)})
