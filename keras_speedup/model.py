@@ -59,7 +59,7 @@ class _Accelerated:
         return self._speedup.predict(x, **kwargs)
 
     def _accelerator(self, method: str) -> Accelerator:
-        if self._speedup is None or not self.compiled:  # type: ignore[attr-defined]
+        if self._speedup is None:
             raise ValueError(f"You must call `compile()` before using the model, got `{method}()` of an uncompiled model.")
         return self._speedup
 

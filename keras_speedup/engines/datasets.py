@@ -19,18 +19,19 @@ class DatasetFeed:
     Args:
         dataset: Yields batches.
         num_batches: See `feed.Feed`.
-        begin: Called when a pass begins.
-        end: Called when an epoch is over.
+        begin: Called when a pass begins; None for a dataset that does not care.
+        end: Called when an epoch is over; None likewise.
     """
 
     def __init__(
         self,
         dataset: Any,
         num_batches: int | None,
-        begin: Callable[[], None] = lambda: None,
-        end: Callable[[], None] = lambda: None,
+        begin: Callable[[], None] | None = None,
+        end: Callable[[], None] | None = None,
     ):
         self._dataset, self.num_batches, self._begin, self._end = dataset, num_batches, begin, end
+        self.reads_ahead = begin is None and end is None
         # Keras marks a component that is not there, such as missing weights, by an Optional that is always empty.
         spec = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, dataset.element_spec)
         self.structure, self.specs = flatten(spec)
@@ -40,11 +41,13 @@ class DatasetFeed:
         )
 
     def stream(self) -> _DatasetStream:
-        self._begin()
+        if self._begin is not None:
+            self._begin()
         return _DatasetStream(iter(self._dataset), self)
 
     def end_epoch(self) -> None:
-        self._end()
+        if self._end is not None:
+            self._end()
 
 
 class _DatasetStream:

@@ -92,12 +92,14 @@ class Feed(Protocol):
         num_batches: Batches in one pass; None where it is unknown or without end.
         specs: The leaves' TensorFlow specs, or None where the leaves are NumPy arrays.
         can_stack: Whether several batches can be laid end to end.
+        reads_ahead: Whether the next pass may begin before the epoch is over.
     """
 
     structure: Any
     num_batches: int | None
     specs: list[Any] | None
     can_stack: bool
+    reads_ahead: bool
 
     def stream(self) -> Stream:
         """Begins a pass over the data."""
@@ -107,26 +109,32 @@ class Feed(Protocol):
 
 
 class Cursor:
-    """A place in a stream, with the next blocks made ready by a thread.
+    """A place in a feed, with the next blocks made ready by a thread, also those of the next pass.
 
     Args:
-        stream: What to read.
-        convert: Turns the leaves into what the program takes; called in the thread.
+        feed: What to read.
+        convert: Turns a block's leaves into what the program takes; called in the thread.
+        passes: How often the feed will be passed over at the most.
         depth: Blocks made ready beforehand.
     """
 
-    def __init__(self, stream: Stream, convert: Callable[[Block], Block], depth: int = 2):
-        self._stream, self._convert = stream, convert
+    def __init__(self, feed: Feed, convert: Callable[[Block], Block], passes: int = 1, depth: int = 2):
+        self._feed, self._convert = feed, convert
         self._steps = 1
+        self._passes = passes if feed.reads_ahead else 1
         self._ready: queue.Queue[Block | BaseException | None] = queue.Queue(depth)
         self._closed = threading.Event()
         self._rest: Block | None = None
-        self._ended = False
         self._thread = threading.Thread(target=self._fill, name="keras_speedup-input", daemon=True)
         self._started = False
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the last pass has ended."""
+        return self._passes <= 0
+
     def take(self, steps: int, ahead: int | None = None) -> Block | None:
-        """Returns the next block, of at most `steps` batches; None at the end of the stream.
+        """Returns the next block, of at most `steps` batches; None at the end of each pass.
 
         Args:
             steps: The most batches wanted.
@@ -138,13 +146,14 @@ class Cursor:
             self._thread.start()
         block, self._rest = self._rest, None
         if block is None:
-            if self._ended:
+            if self.is_used_up:
                 return None
             item = self._ready.get()
-            if item is None or isinstance(item, BaseException):
-                self._ended = True
-                if item is not None:
-                    raise item
+            if isinstance(item, BaseException):
+                self._passes = 0
+                raise item
+            if item is None:
+                self._passes -= 1
                 return None
             block = item
         block, self._rest = block.split(steps)
@@ -153,23 +162,23 @@ class Cursor:
     def close(self) -> None:
         """Ends the thread; what it had made ready is dropped."""
         self._closed.set()
-        self._ended = True
-        if self._started:
-            while self._thread.is_alive():
-                try:
-                    self._ready.get_nowait()
-                except queue.Empty:
-                    self._thread.join(0.01)
+        self._passes = 0
+        while self._started and self._thread.is_alive():
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.01)
 
     def _fill(self) -> None:
         try:
-            while not self._closed.is_set():
-                blocks = self._stream.read(self._steps)
-                if not blocks:
-                    break
-                for block in blocks:
-                    self._put(self._convert(block))
-            self._put(None)
+            for _ in range(self._passes):
+                stream = self._feed.stream()
+                while not self._closed.is_set() and (blocks := stream.read(self._steps)):
+                    for block in blocks:
+                        self._put(self._convert(block))
+                self._put(None)
+                if self._closed.is_set():
+                    return
         except BaseException as error:  # handed to the thread that takes
             self._put(error)
 
@@ -194,6 +203,7 @@ class ArrayFeed:
     """
 
     can_stack = True
+    reads_ahead = True
     specs = None
 
     def __init__(
@@ -249,6 +259,7 @@ class IteratorFeed:
     """
 
     specs = None
+    reads_ahead = False
 
     def __init__(
         self, make: Callable[[], Iterator[Any]], num_batches: int | None, end: Callable[[], None] = lambda: None

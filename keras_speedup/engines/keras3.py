@@ -59,8 +59,8 @@ class Keras3:
         if FLAVOR == "tensorflow" or _is_tf_dataset(x):
             from .datasets import DatasetFeed
 
-            dataset = adapter.get_tf_dataset()
-            return DatasetFeed(dataset, adapter.num_batches, adapter.on_epoch_begin, adapter.on_epoch_end)
+            events = () if _is_tf_dataset(x) else (adapter.on_epoch_begin, adapter.on_epoch_end)
+            return DatasetFeed(adapter.get_tf_dataset(), adapter.num_batches, *events)
         return _numpy_feed(adapter)
 
     @staticmethod

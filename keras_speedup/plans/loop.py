@@ -10,6 +10,7 @@ from typing import Any
 
 from ..engines.events import names_of_those, overrides_batch_hook
 from ..engines.feed import Cursor, assemble, flatten
+from ..errors import SpeedupWarning
 from .meter import Meter
 from .tuner import Tuner
 
@@ -30,47 +31,64 @@ class Session:
 
 
 class _Pass:
-    """Passes over a feed, cut into epochs of `steps` batches where that is given."""
+    """Passes over a feed, cut into epochs of `steps` batches where that is given.
 
-    def __init__(self, session: Session, feed: Any, steps: int | None):
+    Args:
+        session: Whose engine runs the steps.
+        feed: What to pass over.
+        steps: Batches in an epoch; None for a whole pass.
+        epochs: How many epochs there will be at the most.
+    """
+
+    def __init__(self, session: Session, feed: Any, steps: int | None, epochs: int = 1):
         self.feed, self.steps = feed, steps
-        self._convert = session.engine.convert
+        self._convert, self._epochs = session.engine.convert, epochs
         self._cursor: Cursor | None = None
-        self._at = 0
+        self._at = self._seen = 0
 
     def begin(self) -> None:
-        if self._cursor is None or self.steps is None:
-            self.close()
-            self._cursor = Cursor(self.feed.stream(), self._convert)
+        if self._cursor is None or self._cursor.is_used_up:
+            self._restart()
         self._at = 0
 
     def take(self, wanted: int) -> Any:
-        assert self._cursor is not None
         left = None if self.steps is None else self.steps - self._at
         if left == 0:
             return None
-        block = self._cursor.take(wanted if left is None else min(wanted, left), ahead=wanted)
+        block = self._next(wanted, left)
+        if block is None and self._at == 0 and self._seen and left is not None:
+            self.begin()  # the last epoch ended where the data did
+            block = self._next(wanted, left)
         if block is None:
             if left is not None and self._at:
                 warnings.warn(
-                    "Your input ran out of data; interrupting training. Make sure that it can give at least "
-                    "`steps_per_epoch * epochs` batches; `.repeat()` makes a dataset go on.",
+                    f"The data ended after {self._at} of the {self.steps} steps of an epoch. Give at least "
+                    "steps_per_epoch * epochs batches; `.repeat()` makes a dataset go on.",
+                    SpeedupWarning,
                     stacklevel=2,
                 )
-            self.close()
             return None
         self._at += block.steps
+        self._seen += block.steps
         return block
 
     def end(self) -> None:
-        if self.steps is None:
-            self.close()
         self.feed.end_epoch()
+        self._epochs -= 1
 
     def close(self) -> None:
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
+
+    def _next(self, wanted: int, left: int | None) -> Any:
+        assert self._cursor is not None
+        return self._cursor.take(wanted if left is None else min(wanted, left), ahead=wanted)
+
+    def _restart(self) -> None:
+        self.close()
+        self._cursor = Cursor(self.feed, self._convert, max(1, self._epochs))
+        self._seen = 0
 
 
 def train(
@@ -100,7 +118,7 @@ def train(
     """
     model, host, meter = session.model, session.engine.host, session.meter
     logs: dict[str, Any] | None = None
-    data = _Pass(session, feed, steps_per_epoch)
+    data = _Pass(session, feed, steps_per_epoch, epochs - first[0])
     boundaries = _boundaries(callbacks)
     epoch_steps = steps_per_epoch or feed.num_batches
     total = 0
@@ -118,8 +136,11 @@ def train(
             step, last = _epoch(session, tuner, data, callbacks, step, boundaries, total)
             total += step
             session.engine.pull()
-            if last is None and step == 0:
+            if last is None and logs is None:
                 raise ValueError("The training data is empty: expected at least one batch, got none.")
+            if last is None:
+                warnings.warn(f"The data is used up: training ends before epoch {epoch}.", SpeedupWarning, stacklevel=2)
+                break
             logs = host.result(last)
             rates.append(meter.samples / max(meter.seconds, 1e-9))
             data.end()

@@ -22,6 +22,13 @@ GAIN = 0.98
 #: Looking for a better plan may cost this share of the time trained so far.
 REGRET = 0.05
 
+#: Calls of a candidate, and of the best plan in turn with it, before one of the two is chosen.
+TRIAL_CALLS = 4
+
+#: A candidate this many times slower than the plain loop on shadow state, where both are disturbed by the training,
+#: is not tried on the training's own steps.
+HOPELESS = 3.0
+
 #: A program is compiled in the background only where this many seconds of training are left.
 WORTH_COMPILING_SECONDS = 1.5
 
@@ -43,6 +50,11 @@ def steps_per_call(
         return steps
     calls = math.ceil(epoch_steps / steps)
     return math.ceil(epoch_steps / calls)
+
+
+def steps_per_trial_call(best_step_seconds: float | None, call_seconds: float = 0.04) -> int:
+    """Returns the steps of a call that measures a candidate: enough to be timed, few enough to cost little."""
+    return max(1, int(call_seconds / best_step_seconds)) if best_step_seconds else 1
 
 
 def is_faster(candidate: Sequence[float], best: Sequence[float]) -> bool:

@@ -90,7 +90,9 @@ class Tuner:
         """Returns how many batches the next call should get."""
         if self.every_batch or self.best is None:
             return 1 if self.every_batch or self.steps_per_execution == "auto" else int(self.steps_per_execution)
-        return int((self._trial or self.best).program.steps)
+        if self._trial is not None:
+            return min(int(self._trial.program.steps), rules.steps_per_trial_call(self.best.step_seconds))
+        return int(self.best.program.steps)
 
     def run(self, feed: Any, block: Any) -> tuple[Any, CallRecord]:
         """Runs a block on the plan whose turn it is; returns the last step's logs and what it took."""
@@ -238,11 +240,10 @@ class Tuner:
     def _judge_trial(self) -> None:
         trial, best = self._trial, self.best
         assert trial is not None and best is not None
-        measured = sum(trial.times) * trial.program.steps
-        if len(trial.times) >= 2 and not rules.may_spend(self.choosing_seconds, self.trained_seconds):
-            pass
-        elif len(trial.times) < 3 or len(best.times) < 3 or (measured < 0.05 and len(trial.times) < 8):
-            return
+        if len(trial.times) < rules.TRIAL_CALLS or len(best.times) < rules.TRIAL_CALLS:
+            stop = trial.times and not rules.may_spend(self.choosing_seconds, self.trained_seconds)
+            if not stop or rules.is_faster(trial.times, best.times):
+                return
         self._trial = None
         if rules.is_faster(trial.times, best.times):
             if best is not self._baseline:
@@ -293,7 +294,7 @@ class Tuner:
                 "refused",
                 f"its numbers differ from the plain graph's by {found.difference:.1e}, allowed is {rules.TOLERANCE:.0e}",
             )
-        elif found.step_ratio > 1.5:
+        elif found.step_ratio > rules.HOPELESS:
             self._add(candidate, "refused", f"{found.step_ratio:.1f} times as slow as the plain loop on shadow state")
         else:
             self._start_trial(candidate)
