@@ -69,7 +69,7 @@ class _DatasetStream:
         sizes, leaves = _fetch(self._iterator, tf.constant(steps))
         sizes = sizes.numpy()
         self._ended = len(sizes) < steps
-        return list(_runs(sizes, leaves))
+        return list(_runs(sizes, tf.nest.flatten(leaves))) if len(sizes) else []
 
 
 def _present(batch: Any) -> Leaves:
@@ -114,4 +114,7 @@ def _fetch(iterator: Any, steps: Any) -> Any:
     count, _, sizes, *arrays = tf.while_loop(
         more, body, (tf.constant(0), iterator.get_next_as_optional(), sizes, *arrays)
     )
-    return sizes.stack()[:count], [array.concat() for array in arrays]
+    # A list without a single element has no shape to be laid end to end in.
+    empty = [tf.zeros([0, *shape[1:]], spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
+    rows = tf.cond(count > 0, lambda: [array.concat() for array in arrays], lambda: empty)
+    return sizes.stack()[:count], rows

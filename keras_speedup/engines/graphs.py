@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..flavor import tensorflow
 from .feed import Block
 
@@ -116,27 +114,6 @@ class Program:
 def shadow_copies(variables: Sequence[Any]) -> list[Any]:
     """Returns new variables with the values that `variables` hold now."""
     return [tf.Variable(variable.read_value(), trainable=False) for variable in variables]
-
-
-def difference(variables: Sequence[Any], others: Sequence[Any], start: Sequence[Any]) -> float:
-    """Returns the largest relative difference between two sets of variables, infinite where whole numbers differ.
-
-    For each variable, the norm of the difference over the norm of the value (or of its change, where that is
-    larger).
-    """
-    worst = 0.0
-    for variable, other, before in zip(variables, others, start, strict=True):
-        a, b = variable.numpy(), other.numpy()
-        if a.dtype.kind not in "fV" or a.dtype.itemsize == 0:
-            if not np.array_equal(a, b):
-                return float("inf")
-            continue
-        a, b, c = (np.asarray(value, np.float64) for value in (a, b, before.numpy()))
-        if not np.isfinite(b).all() and np.isfinite(a).all():
-            return float("inf")
-        scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(a - c)), 1e-6 * np.sqrt(a.size))
-        worst = max(worst, float(np.linalg.norm(a - b)) / scale)
-    return worst
 
 
 def _rows(leaf: Any, start: Any, count: int) -> Any:

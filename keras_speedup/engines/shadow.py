@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,28 @@ def be_nice() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux, of this thread alone
     except (AttributeError, OSError):
         pass
+
+
+def relative_difference(plain: Iterable[np.ndarray], other: Iterable[np.ndarray], start: Iterable[np.ndarray]) -> float:
+    """Returns the largest relative difference between two states, infinite where whole numbers differ.
+
+    For each variable, the norm of the difference over the norm of the value, or of its change where that is larger.
+
+    Args:
+        plain: The variables after the plain steps.
+        other: The same after the other plan's.
+        start: The same before both.
+    """
+    worst = 0.0
+    for a, b, before in zip(plain, other, start, strict=True):
+        if a.dtype.kind in "iubSOU":
+            if not np.array_equal(a, b):
+                return float("inf")
+            continue
+        a, b, before = (np.asarray(value, np.float64) for value in (a, b, before))
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return float("inf")
+        a, b, before = (np.nan_to_num(value) for value in (a, b, before))
+        scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(a - before)), 1e-6 * float(np.sqrt(a.size)))
+        worst = max(worst, float(np.linalg.norm(a - b)) / scale if a.size else 0.0)
+    return worst

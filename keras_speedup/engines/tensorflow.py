@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
 from ..errors import XlaUnsupportedError
-from ..flavor import flatten_layers, is_random
+from ..flavor import flatten_layers
 from .blockers import Blocker, blocker_in, blockers
-from .feed import Block, Feed, Leaves, assemble
-from .graphs import Program, Step, difference, shadow_copies, tf
-from .shadow import ShadowResult
+from .feed import Block, Feed, assemble
+from .graphs import Program, Step, shadow_copies, tf
+from .quiet import without_randomness
+from .shadow import ShadowResult, relative_difference
 
 
 class TensorFlowEngine:
@@ -62,7 +63,7 @@ class TensorFlowEngine:
             def run(*leaves: Any) -> Any:
                 return function(assemble(feed.structure, leaves))
 
-            with self._tracing, _without_randomness(self.model) if quiet else _as_it_is():
+            with self._tracing, without_randomness(self.model) if quiet else nullcontext():
                 self._steps[key] = Step(run, specs)
         return self._steps[key]
 
@@ -132,7 +133,7 @@ class TensorFlowEngine:
             plain.on_shadow(inputs, theirs, head)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
             raise XlaUnsupportedError(blocker_in(str(error), flatten_layers(self.model))) from error
-        gap = difference(theirs, mine, first)
+        gap = relative_difference(*([v.numpy() for v in values] for values in (theirs, mine, first)))
         # Timed at the training's own priority, which this thread gave up: a compiled loop runs in the calling thread.
         with ThreadPoolExecutor(1) as pool:
             ratio = pool.submit(_ratio, (checked, inputs, mine), (plain, inputs, theirs), head).result()
@@ -161,30 +162,3 @@ def _ratio(one: tuple[Any, ...], other: tuple[Any, ...], block: Block) -> float:
 
     times = [(timed(*one), timed(*other)) for _ in range(4)]
     return min(first for first, _ in times) / min(second for _, second in times)
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _without_randomness(model: Any) -> Iterator[None]:
-    """Traces the innermost random layers as they are outside training."""
-    random = [layer for layer in flatten_layers(model) if is_random(layer)]
-    leaves: Leaves = [layer for layer in random if sum(map(is_random, flatten_layers(layer))) == 1]
-    for layer in leaves:
-        layer.call = _outside_training(layer.call)
-    try:
-        yield
-    finally:
-        for layer in leaves:
-            del layer.call
-
-
-def _outside_training(call: Any) -> Any:
-    def quiet(*args: Any, **kwargs: Any) -> Any:
-        kwargs["training"] = False
-        return call(*args, **kwargs)
-
-    return quiet
