@@ -124,3 +124,40 @@ def _holds_generator(layer: Any) -> bool:
     rates = [getattr(layer, name, None) for name in ("rate", "dropout", "recurrent_dropout", "stddev")]
     rates = [rate for rate in rates if rate is not None]
     return not rates or any(rates)
+
+
+def set_layer_policy(layer: Any, name: str) -> None:
+    """Makes `layer`, and the layers inside it, compute under the dtype policy `name`."""
+    for inner in flatten_layers(layer):
+        if KERAS_MAJOR == 3:
+            inner.dtype_policy = name
+        else:
+            inner._set_dtype_policy(keras.mixed_precision.Policy(name))  # no public setter in Keras 2.15
+
+
+def record_call(model: Any, inputs: Any) -> Any:
+    """Returns what `model.call` makes of symbolic tensors, which name the layers that they come from.
+
+    The nodes that the call adds to its layers are taken off again, so that `layer.output` stays what it was.
+    """
+    layers = flatten_layers(model)
+    before = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
+    try:
+        return model.call(inputs)
+    finally:
+        for layer, inbound, outbound in before:
+            del layer._inbound_nodes[inbound:]
+            del layer._outbound_nodes[outbound:]
+
+
+def producer(tensor: Any) -> tuple[Any, list[Any]]:
+    """Returns the layer or operation that a symbolic tensor comes from, and that one's symbolic inputs."""
+    history = getattr(tensor, "_keras_history", None)  # Keras 2.15 to 3.15
+    if history is None:
+        return None, []
+    operation, index = history[0], history[1]
+    if index >= len(operation._inbound_nodes):
+        return operation, []
+    node = operation._inbound_nodes[index]
+    inputs = node.input_tensors if KERAS_MAJOR == 3 else node.keras_inputs
+    return operation, list(inputs)
