@@ -55,13 +55,13 @@ def kind(request):
 
 @pytest.fixture
 def make_model():
-    """`make_model(kind, layers, input_shape, plain=False)`: the layers (a callable makes them) as a model of that kind."""
+    """`make_model(kind, layers, input_shape, plain=False)`: the model of that kind."""
     return _make_model
 
 
 @pytest.fixture
 def make_pair():
-    """`make_pair(kind, layers, input_shape, **compile)`: plain Keras and ours, with the same weights, compiled alike."""
+    """`make_pair(kind, layers, input_shape, **compile)`: plain Keras and ours from equal weights."""
     return _make_pair
 
 
