@@ -136,7 +136,7 @@ class SpeedupModel(_Accelerated, keras.Model):  # type: ignore[misc]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is SpeedupModel and _is_functional(args, kwargs):
-            return keras.Model.__new__(_SpeedupFunctional)
+            return keras.Model.__new__(SpeedupFunctional)
         return super().__new__(cls)
 
     def __init__(self, *args: Any, float32_outputs: bool = True, **kwargs: Any):
@@ -160,8 +160,8 @@ class SpeedupModel(_Accelerated, keras.Model):  # type: ignore[misc]
         super().__setattr__(name, value)
 
 
-@_register(package="keras_speedup", name="SpeedupFunctional")
-class _SpeedupFunctional(SpeedupModel, Functional):  # type: ignore[misc]
+@_register(package="keras_speedup")
+class SpeedupFunctional(SpeedupModel, Functional):  # type: ignore[misc]
     """What `SpeedupModel(inputs, outputs)` makes."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -243,14 +243,14 @@ def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _with_functional(cls: type) -> type:
-    return _named_like(cls, (cls, _SpeedupFunctional))
+    return _named_like(cls, (cls, SpeedupFunctional))
 
 
 def _accelerated_class(cls: type) -> type:
     if cls is keras.Sequential:
         return SpeedupSequential
     if cls in (Functional, keras.Model):
-        return _SpeedupFunctional
+        return SpeedupFunctional
     return _named_like(cls, (SpeedupSequential if issubclass(cls, keras.Sequential) else SpeedupModel, cls))
 
 

@@ -96,10 +96,10 @@ def _fetch(iterator: Any, steps: Any) -> Any:
     specs = [spec for spec in flatten(iterator.element_spec)[1] if not isinstance(spec, tf.OptionalSpec)]
     shapes = [[None, *spec.shape[1:]] for spec in specs]
     arrays = [
-        tf.TensorArray(spec.dtype, steps, infer_shape=False, element_shape=shape, dynamic_size=False)
+        tf.TensorArray(spec.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=shape)
         for spec, shape in zip(specs, shapes, strict=True)
     ]
-    sizes = tf.TensorArray(tf.int32, steps)
+    sizes = tf.TensorArray(tf.int32, 0, dynamic_size=True, element_shape=[])
 
     def more(index: Any, batch: Any, *_: Any) -> Any:
         return tf.logical_and(index < steps, batch.has_value())
@@ -117,4 +117,4 @@ def _fetch(iterator: Any, steps: Any) -> Any:
     # A list without a single element has no shape to be laid end to end in.
     empty = [tf.zeros([0, *shape[1:]], spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
     rows = tf.cond(count > 0, lambda: [array.concat() for array in arrays], lambda: empty)
-    return sizes.stack()[:count], rows
+    return sizes.stack(), rows
