@@ -161,3 +161,10 @@ def producer(tensor: Any) -> tuple[Any, list[Any]]:
     node = operation._inbound_nodes[index]
     inputs = node.input_tensors if KERAS_MAJOR == 3 else node.keras_inputs
     return operation, list(inputs)
+
+
+def dataset_graph(tf: Any, dataset: Any) -> Any:
+    """Returns the GraphDef of a `tf.data.Dataset`, as tf.data itself optimises it and sends it to workers."""
+    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+    text = dataset._as_serialized_graph(external_state_policy=ignore)  # private in TensorFlow 2.15 to 2.21
+    return tf.compat.v1.GraphDef.FromString(text.numpy())

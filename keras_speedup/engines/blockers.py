@@ -39,7 +39,9 @@ def blockers(concrete: Any, layers: Sequence[Any]) -> list[Blocker]:
     """Returns the operations of a concrete function that XLA is known not to compile, each kind once a layer."""
     definition = concrete.graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return list(dict.fromkeys(_named(node.op, node.name, layers) for node in nodes if _blocks(node)))
+    found = [_named(node.op, node.name, layers) for node in nodes if _blocks(node)]
+    # Optimizers use these operations too, on rows of embeddings, in a form that XLA compiles.
+    return list(dict.fromkeys(blocker for blocker in found if blocker.layer or blocker.operation not in _DATA_SHAPED))
 
 
 def blocker_in(message: str, layers: Sequence[Any]) -> Blocker:

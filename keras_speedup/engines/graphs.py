@@ -22,11 +22,12 @@ class Step:
     Args:
         function: Takes the leaves of a batch as positional arguments.
         specs: A `tf.TensorSpec` for each leaf.
+        for_xla: Whether XLA compiles the step; TensorFlow traces the gradient of a loop otherwise then.
     """
 
-    def __init__(self, function: Callable[..., Any], specs: Sequence[Any]):
+    def __init__(self, function: Callable[..., Any], specs: Sequence[Any], *, for_xla: bool = False):
         self.specs = list(specs)
-        traced = tf.function(function, autograph=False)
+        traced = tf.function(function, autograph=False, jit_compile=True if for_xla else None)
         self.concrete = traced.get_concrete_function(*self.specs)
         self._traced = traced  # keeps the variables that the trace created
 
@@ -34,6 +35,11 @@ class Step:
     def variables(self) -> list[Any]:
         """The variables that the step reads or writes."""
         return list(self.concrete.graph.variables)
+
+    def has_convolutions(self) -> bool:
+        definition = self.concrete.graph.as_graph_def()
+        nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+        return any(node.op.startswith(("Conv", "DepthwiseConv")) for node in nodes)
 
     def can_loop(self) -> bool:
         """Returns whether K steps can be run in one call: every log is a tensor of known shape."""
@@ -67,17 +73,13 @@ class Program:
 
     def _build(self) -> Any:
         step, size = self.step.concrete, self.batch_size
-        if self.plan in ("xla", "clusters"):
-            inner = self._compiled_step()
-        else:
-            inner = step
         template = step.structured_outputs
         zeros = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(template)]
 
         def loop(count: Any, *rows: Any) -> Any:
             def body(index: Any, *logs: Any) -> Any:
                 batch = [_rows(leaf, index * size, size) for leaf in rows]
-                return (index + 1, *tf.nest.flatten(inner(*batch)))
+                return (index + 1, *tf.nest.flatten(step(*batch)))
 
             first = [tf.identity(zero) for zero in zeros]
             _, *logs = tf.while_loop(
@@ -89,16 +91,6 @@ class Program:
         compiled = True if self.plan == "xla-loop" else None
         function = tf.function(loop, autograph=False, jit_compile=compiled)
         return function.get_concrete_function(tf.TensorSpec([], tf.int32), *specs)
-
-    def _compiled_step(self) -> Callable[..., Any]:
-        step = self.step.concrete
-        if self.plan == "xla":
-            return tf.function(lambda *batch: step(*batch), autograph=False, jit_compile=True)
-
-        def clustered(*batch: Any) -> Any:
-            return step(*batch)
-
-        return tf.function(clustered, autograph=False)
 
     def on_shadow(self, variables: Sequence[Any], shadows: Sequence[Any], block: Block) -> Any:
         """Runs the program once on `shadows` in place of `variables`; the real ones are never touched."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
@@ -14,8 +12,7 @@ import numpy as np
 
 from .blockers import Blocker
 from .feed import Block, Feed, assemble
-from .quiet import without_randomness
-from .shadow import ShadowResult, relative_difference
+from .shadow import ShadowResult, relative_difference, step_ratio
 
 State = tuple[list[Any], ...]
 
@@ -83,16 +80,13 @@ class JaxProgram:
 class Step:
     """One step of a model as a pure function `(state, *leaves) -> (logs, state)`."""
 
-    def __init__(self, function: Callable[..., Any], structure: Any, model: Any, quiet: bool):
-        self._function, self._structure, self._model, self._quiet = function, structure, model, quiet
+    def __init__(self, function: Callable[..., Any], structure: Any):
+        self._function, self._structure = function, structure
         self.jitted = jax.jit(self.pure, donate_argnums=0)
 
     def pure(self, state: State, *leaves: Any) -> tuple[Any, State]:
-        data = assemble(self._structure, leaves)
-        if not self._quiet:
-            return self._function(state, data)  # type: ignore[no-any-return]
-        with without_randomness(self._model):
-            return self._function(state, data)  # type: ignore[no-any-return]
+        result: tuple[Any, State] = self._function(state, assemble(self._structure, leaves))
+        return result
 
 
 class JaxEngine:
@@ -105,13 +99,12 @@ class JaxEngine:
 
     baseline = "jit"
     loop_plan = "jit-loop"
-    compiled_plans = ("scan",)
+    explicit_plan = "jit-loop"
 
     def __init__(self, model: Any, host: Any):
         self.model, self.host = model, host
         self._steps: dict[Any, Step] = {}
         self._held: tuple[str, State] | None = None
-        self._tracing = threading.RLock()
         self._on_cpu = jax.default_backend() == "cpu"
 
     # Data
@@ -157,15 +150,14 @@ class JaxEngine:
 
     # Programs
 
-    def step(self, kind: str, feed: Feed, block: Block, *, quiet: bool = False) -> Step:
-        key = (kind, quiet, repr(feed.structure))
+    def step(self, kind: str, feed: Feed, block: Block) -> Step:
+        key = (kind, repr(feed.structure))
         if key not in self._steps:
-            if not quiet:
-                self._build(kind, feed, block)
+            self._build(kind, feed, block)
             function = self.host.step_function(kind)
             if kind == "predict":  # Keras returns only what changes
                 function = _with_whole_state(function)
-            self._steps[key] = Step(function, feed.structure, self.model, quiet)
+            self._steps[key] = Step(function, feed.structure)
         return self._steps[key]
 
     def _build(self, kind: str, feed: Feed, block: Block) -> None:
@@ -178,9 +170,12 @@ class JaxEngine:
         self.model._symbolic_build(data_batch=batch)  # private in Keras 3.0 to 3.15
 
     def program(
-        self, kind: str, plan: str, steps: int, feed: Feed, block: Block, *, quiet: bool = False
+        self, kind: str, plan: str, steps: int, feed: Feed, block: Block
     ) -> JaxProgram:
-        return JaxProgram(self, kind, plan, self.step(kind, feed, block, quiet=quiet), steps, block)
+        return JaxProgram(self, kind, plan, self.step(kind, feed, block), steps, block)
+
+    def compiled_plans(self, kind: str, feed: Feed, block: Block) -> tuple[str, ...]:
+        return ("scan",) if self.can_loop(kind, feed, block) else ()
 
     def runs_block(self, program: JaxProgram, block: Block) -> bool:
         return program.plan != "scan" or program.batch_size == block.batch_size
@@ -217,22 +212,22 @@ class JaxEngine:
         return _copy(self.state(kind))
 
     def compile_on_shadow(
-        self, kind: str, program: JaxProgram, feed: Feed, block: Block, start: State, *, random: bool
-    ) -> ShadowResult:
-        """Compiles a program, compares its numbers with the plain steps' and times both, all on shadow state."""
+        self, kind: str, plan: str, steps: int, feed: Feed, block: Block, start: State, *, random: bool
+    ) -> tuple[JaxProgram, ShadowResult]:
+        """Compiles a plan, compares its numbers with the plain steps' and times both, all on shadow state."""
+        program = self.program(kind, plan, steps, feed, block)
         began = perf_counter()
         program.compile_ahead(start, block)
         seconds = perf_counter() - began
         head, _ = block.split(min(4, block.steps))
         # JAX draws the same random numbers in a loop and out of it, so nothing has to be turned off.
-        plain = self.program(kind, "jit-loop", program.steps, feed, block)
+        plain = self.program(kind, "jit-loop", steps, feed, block)
         _, mine = program.apply(_copy(start), head)
         _, theirs = plain.apply(_copy(start), head)
         flat = [[np.asarray(v) for group in state for v in group] for state in (theirs, mine, start)]
         gap = relative_difference(*flat)
-        with ThreadPoolExecutor(1) as pool:
-            ratio = pool.submit(_ratio, program, plain, start, head).result()
-        return ShadowResult(seconds, gap, ratio)
+        ratio = step_ratio(*(lambda one=one: self.wait(one.apply(_copy(start), head)) for one in (program, plain)))
+        return program, ShadowResult(seconds, gap, ratio)
 
 
 def _with_whole_state(predict_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,19 +236,6 @@ def _with_whole_state(predict_step: Callable[..., Any]) -> Callable[..., Any]:
         return outputs, (state[0], non_trainable)
 
     return step
-
-
-def _ratio(program: JaxProgram, plain: JaxProgram, start: State, block: Block) -> float:
-    """Returns the least time of one program over that of another, each run four times in turn."""
-
-    def timed(one: JaxProgram) -> float:
-        state = _copy(start)
-        began = perf_counter()
-        jax.block_until_ready(one.apply(state, block))
-        return perf_counter() - began
-
-    times = [(timed(program), timed(plain)) for _ in range(4)]
-    return min(first for first, _ in times) / min(second for _, second in times)
 
 
 def _copy(state: State) -> State:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -15,7 +14,7 @@ from .blockers import Blocker, blocker_in, blockers
 from .feed import Block, Feed, assemble
 from .graphs import Program, Step, shadow_copies, tf
 from .quiet import without_randomness
-from .shadow import ShadowResult, relative_difference
+from .shadow import ShadowResult, relative_difference, step_ratio
 
 
 class TensorFlowEngine:
@@ -28,12 +27,13 @@ class TensorFlowEngine:
 
     baseline = "graph"
     loop_plan = "graph-loop"
-    compiled_plans = ("xla-loop", "xla")
+    explicit_plan = "xla"
 
     def __init__(self, model: Any, host: Any):
         self.model, self.host = model, host
         self._steps: dict[Any, Step] = {}
-        self._tracing = threading.Lock()
+        self._tracing = threading.RLock()
+        self._on_cpu = not tf.config.list_logical_devices("GPU")
 
     # Data
 
@@ -46,7 +46,7 @@ class TensorFlowEngine:
         """Drops every traced step: the model was compiled anew."""
         self._steps.clear()
 
-    def step(self, kind: str, feed: Feed, block: Block, *, quiet: bool = False) -> Step:
+    def step(self, kind: str, feed: Feed, block: Block, *, quiet: bool = False, for_xla: bool = False) -> Step:
         """Returns the traced step of a kind ("train", "test", "predict") for batches like those of `block`.
 
         Args:
@@ -54,9 +54,13 @@ class TensorFlowEngine:
             feed: Where the block came from.
             block: A block of it.
             quiet: Whether random layers are turned off, to compare numbers.
+            for_xla: Whether XLA compiles it. The number of rows is then fixed: inside a loop, XLA cannot compile the
+                gradient of a broadcast over a number of rows that it does not know.
         """
         specs = feed.specs or [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in block.leaves]
-        key = (kind, quiet, repr(feed.structure), tuple(specs))
+        if for_xla:
+            specs = [tf.TensorSpec([block.batch_size, *spec.shape[1:]], spec.dtype) for spec in specs]
+        key = (kind, quiet, for_xla, repr(feed.structure), tuple(specs))
         if key not in self._steps:
             function = self.host.step_function(kind)
 
@@ -64,12 +68,21 @@ class TensorFlowEngine:
                 return function(assemble(feed.structure, leaves))
 
             with self._tracing, without_randomness(self.model) if quiet else nullcontext():
-                self._steps[key] = Step(run, specs)
+                self._steps[key] = Step(run, specs, for_xla=for_xla)
         return self._steps[key]
 
     def program(self, kind: str, plan: str, steps: int, feed: Feed, block: Block, *, quiet: bool = False) -> Program:
         """Returns a program of `plan` for blocks like `block`; nothing of it is compiled yet."""
-        return Program(plan, self.step(kind, feed, block, quiet=quiet), steps, block.batch_size)
+        step = self.step(kind, feed, block, quiet=quiet, for_xla=plan.startswith("xla"))
+        return Program(plan, step, steps, block.batch_size)
+
+    def compiled_plans(self, kind: str, feed: Feed, block: Block) -> tuple[str, ...]:
+        """Returns the plans that must be compiled, the likeliest first."""
+        if not self.can_loop(kind, feed, block):
+            return ()
+        # On a CPU, a convolution in a compiled loop runs on one thread.
+        slow_loop = self._on_cpu and self.step(kind, feed, block).has_convolutions()
+        return ("xla", "xla-loop") if slow_loop else ("xla-loop", "xla")
 
     def can_loop(self, kind: str, feed: Feed, block: Block) -> bool:
         return feed.can_stack and self.step(kind, feed, block).can_loop()
@@ -111,54 +124,51 @@ class TensorFlowEngine:
         return shadow_copies(self.step(kind, feed, block).variables)
 
     def compile_on_shadow(
-        self, kind: str, program: Program, feed: Feed, block: Block, start: list[Any], *, random: bool
-    ) -> ShadowResult:
-        """Compiles a program, compares its numbers with the plain graph's and times both, all on shadow state.
+        self, kind: str, plan: str, steps: int, feed: Feed, block: Block, start: list[Any], *, random: bool
+    ) -> tuple[Program, ShadowResult]:
+        """Compiles a plan, compares its numbers with the plain graph's and times both, all on shadow state.
 
         Raises:
             XlaUnsupportedError: XLA cannot compile an operation of the step.
         """
         head, _ = block.split(min(4, block.steps))
         began = perf_counter()
+        variables = self.step(kind, feed, block).variables
+        program = self.program(kind, plan, steps, feed, block)
         try:
-            variables = program.step.variables
-            program.on_shadow(variables, shadow_copies(start), head)
+            _run_on_copies(program, variables, start, head)
             seconds = perf_counter() - began
-            checked = self.program(kind, program.plan, program.steps, feed, block, quiet=True) if random else program
-            plain = self.program(kind, "graph-loop", program.steps, feed, block, quiet=random)
-            inputs = checked.step.variables
-            first = _matching(inputs, variables, start)
-            mine, theirs = shadow_copies(first), shadow_copies(first)
-            checked.on_shadow(inputs, mine, head)
-            plain.on_shadow(inputs, theirs, head)
+            checked = self.program(kind, plan, steps, feed, block, quiet=True) if random else program
+            plain = self.program(kind, "graph-loop", steps, feed, block, quiet=random)
+            mine, first = _run_on_copies(checked, variables, start, head)
+            theirs, _ = _run_on_copies(plain, variables, start, head)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
             raise XlaUnsupportedError(blocker_in(str(error), flatten_layers(self.model))) from error
-        gap = relative_difference(*([v.numpy() for v in values] for values in (theirs, mine, first)))
-        # Timed at the training's own priority, which this thread gave up: a compiled loop runs in the calling thread.
-        with ThreadPoolExecutor(1) as pool:
-            ratio = pool.submit(_ratio, (checked, inputs, mine), (plain, inputs, theirs), head).result()
-        return ShadowResult(seconds, gap, ratio)
+        paired = _in_order_of(checked, plain, theirs)
+        gap = relative_difference(*([v.numpy() for v in values] for values in (paired, mine, first)))
+        ratio = step_ratio(
+            lambda: self.wait(checked.on_shadow(checked.step.variables, mine, head)),
+            lambda: self.wait(plain.on_shadow(plain.step.variables, theirs, head)),
+        )
+        return program, ShadowResult(seconds, gap, ratio)
 
 
 def _bytes(variable: Any) -> int:
     return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
 
 
-def _matching(wanted: list[Any], variables: list[Any], values: list[Any]) -> list[Any]:
-    """Returns, for each wanted variable, the value that belongs to it, or a copy of it as it is now."""
+def _run_on_copies(
+    program: Program, variables: list[Any], values: list[Any], block: Block
+) -> tuple[list[Any], list[Any]]:
+    """Runs a program on copies of `values`, which belong to `variables`; returns the copies after and before."""
     by_id = {id(variable): value for variable, value in zip(variables, values, strict=True)}
-    return [by_id[id(v)] if id(v) in by_id else shadow_copies([v])[0] for v in wanted]
+    before = [by_id.get(id(variable), variable) for variable in program.step.variables]
+    after = shadow_copies(before)
+    program.on_shadow(program.step.variables, after, block)
+    return after, before
 
 
-def _ratio(one: tuple[Any, ...], other: tuple[Any, ...], block: Block) -> float:
-    """Returns the least time of one program over that of another, each run four times in turn."""
-
-    def timed(program: Program, variables: list[Any], shadows: list[Any]) -> float:
-        began = perf_counter()
-        logs = program.on_shadow(variables, shadows, block)
-        for leaf in tf.nest.flatten(logs):
-            leaf.numpy()
-        return perf_counter() - began
-
-    times = [(timed(*one), timed(*other)) for _ in range(4)]
-    return min(first for first, _ in times) / min(second for _, second in times)
+def _in_order_of(wanted: Program, given: Program, values: list[Any]) -> list[Any]:
+    """Returns the values of one program's variables in the order of another's."""
+    by_id = {id(variable): value for variable, value in zip(given.step.variables, values, strict=True)}
+    return [by_id[id(variable)] for variable in wanted.step.variables]

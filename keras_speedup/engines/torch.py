@@ -46,7 +46,7 @@ class TorchEngine:
 
     baseline = "eager"
     loop_plan = "eager-loop"
-    compiled_plans = ()
+    explicit_plan = "eager-loop"
 
     def __init__(self, model: Any, host: Any):
         self.model, self.host = model, host
@@ -57,7 +57,7 @@ class TorchEngine:
         return Block(leaves, block.steps, block.batch_size)
 
     def program(
-        self, kind: str, plan: str, steps: int, feed: Feed, block: Block, *, quiet: bool = False
+        self, kind: str, plan: str, steps: int, feed: Feed, block: Block
     ) -> TorchProgram:
         batch = assemble(feed.structure, [leaf[: block.batch_size] for leaf in block.leaves])
         if kind != "predict":
@@ -74,6 +74,9 @@ class TorchEngine:
                 return function(data)
 
         return TorchProgram(plan, steps, step, feed.structure)
+
+    def compiled_plans(self, kind: str, feed: Feed, block: Block) -> tuple[str, ...]:
+        return ()
 
     def runs_block(self, program: TorchProgram, block: Block) -> bool:
         return True

@@ -1,15 +1,21 @@
-"""One job beside the training, which neither the training nor the end of the process waits for."""
+"""One job beside the training, which neither the training nor the end of the process waits for long."""
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Generic, TypeVar
 
 from ..engines.shadow import be_nice
 
 T = TypeVar("T")
+
+#: How long the end of the process waits for jobs, in seconds: a thread that comes back from native code while the
+#: interpreter is taken down would abort the process.
+EXIT_SECONDS = 5.0
 
 
 class BackgroundJob(Generic[T]):
@@ -24,16 +30,14 @@ class BackgroundJob(Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = None
         self.started = perf_counter()
+        self.seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="keras_speedup-compile", daemon=True)
+        _running.add(self)
         self._thread.start()
 
     @property
     def is_done(self) -> bool:
         return not self._thread.is_alive()
-
-    @property
-    def seconds(self) -> float:
-        return perf_counter() - self.started
 
     def join(self, timeout: float | None = None) -> None:
         self._thread.join(timeout)
@@ -44,3 +48,15 @@ class BackgroundJob(Generic[T]):
             self.result = self._function()
         except Exception as error:  # told in the report; a plan that fails to compile is not an error of the training
             self.error = error
+        self.seconds = perf_counter() - self.started
+        _running.discard(self)
+
+
+_running: weakref.WeakSet[BackgroundJob[object]] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    deadline = monotonic() + EXIT_SECONDS
+    for job in list(_running):
+        job.join(max(0.0, deadline - monotonic()))

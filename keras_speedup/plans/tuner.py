@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -69,7 +68,7 @@ class Tuner:
         self.best: _Candidate | None = None
         self._trial: _Candidate | None = None
         self._queue: list[str] | None = None
-        self._job: tuple[_Candidate, BackgroundJob[Any]] | None = None
+        self._job: tuple[str, int, BackgroundJob[Any]] | None = None
         self._steps_left: int | None = None
         self._epoch_steps: int | None = None
         self._last: tuple[Any, Any] | None = None
@@ -120,7 +119,7 @@ class Tuner:
 
     def finish(self) -> None:
         """Ends a fit: a job that runs on is left to itself."""
-        if self._job is not None and self._job[1].is_done:
+        if self._job is not None and self._job[2].is_done:
             self._collect()
 
     @property
@@ -167,7 +166,7 @@ class Tuner:
             found = self.engine.blockers(self.kind, feed, block)
             if found:
                 raise XlaUnsupportedError(found[0])
-            plan = self.engine.compiled_plans[-1]
+            plan = self.engine.explicit_plan
             self._plain[key] = _Candidate(plan, self.engine.program(self.kind, plan, block.steps, feed, block))
         candidate: _Candidate = self._plain[key]
         candidate.program.steps = max(candidate.program.steps, block.steps)
@@ -183,7 +182,7 @@ class Tuner:
                 self.choosing_seconds += max(0.0, seconds - block.steps * self.best.step_seconds)
             self._judge_trial()
         elif self._job is not None:
-            if self._job[1].is_done:
+            if self._job[2].is_done:
                 self._collect()
         elif self._queue:
             self._start_next()
@@ -229,10 +228,8 @@ class Tuner:
         if free is not None and needed > free // 2:
             self._note(f"no plan is compiled beside the training: that takes {needed >> 20:,} MB, {free >> 20:,} MB are free")
             return []
-        plans = list(self.engine.compiled_plans)
-        if self.every_batch or not self.engine.can_loop(self.kind, feed, block):
-            plans = plans[-1:] if self.engine.can_loop(self.kind, feed, block) else []
-        return plans
+        plans = list(self.engine.compiled_plans(self.kind, feed, block))
+        return [plan for plan in plans if plan == self.engine.explicit_plan] if self.every_batch else plans
 
     def _start_trial(self, candidate: _Candidate) -> None:
         self._trial, self._turn = candidate, 0
@@ -265,29 +262,26 @@ class Tuner:
         plan = self._queue.pop(0)
         steps = 1 if self.every_batch else max(self.best.program.steps, block.steps)
         began = perf_counter()
-        program = self.engine.program(self.kind, plan, steps, feed, block)
-        candidate = _Candidate(plan, program)
         start = self.engine.prepare_shadow(self.kind, feed, block)
         self.choosing_seconds += perf_counter() - began
-        random = self.random
-        work: Callable[[], Any] = lambda: self.engine.compile_on_shadow(  # noqa: E731
-            self.kind, program, feed, block, start, random=random
+        engine, kind, random = self.engine, self.kind, self.random
+        self._job = plan, steps, BackgroundJob(
+            lambda: engine.compile_on_shadow(kind, plan, steps, feed, block, start, random=random)
         )
-        self._job = (candidate, BackgroundJob(work))
 
     def _collect(self) -> None:
         """Takes the result of the background job and decides whether the plan gets its turn."""
         assert self._job is not None and self.best is not None
-        (candidate, job), self._job = self._job, None
-        candidate.compile_seconds = job.seconds
+        (plan, steps, job), self._job = self._job, None
         if job.error is not None:
             if isinstance(job.error, XlaUnsupportedError):
                 self.blockers.append(str(job.error.blocker))
                 self._queue = []
-            self._add(candidate, "failed", str(job.error).splitlines()[0])
+            reason = str(job.error).splitlines()[0]
+            self.trials.append(PlanTrial(plan, steps, None, job.seconds, None, "failed", reason))
             return
-        found = job.result
-        candidate.compile_seconds, candidate.difference = found.compile_seconds, found.difference
+        program, found = job.result
+        candidate = _Candidate(plan, program, found.compile_seconds, found.difference)
         if not rules.agrees(found.difference):
             self._add(
                 candidate,
