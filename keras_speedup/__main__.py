@@ -276,7 +276,6 @@ def plot(results: Sequence[Comparison], path: Path) -> None:
         axes.annotate(f"{result.ratio:.1f}x", (place + 0.2, height), ha="center", va="bottom", fontweight="bold")
     axes.set_xticks(places, [result.name for result in results])
     axes.set_ylabel("samples a second")
-    axes.set_yscale("log")
     axes.margins(y=0.15)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
