@@ -1,0 +1,212 @@
+"""diagnose: which of input, launch overhead, compute, memory or communication holds a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import islice
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .callbacks.memory import memory_bytes
+from .flavor import keras
+from .report import table
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What to do about a bottleneck.
+
+    Attributes:
+        advice: What to write.
+        expected_gain: How many times faster the training should be with it.
+    """
+
+    advice: str
+    expected_gain: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Where the time of a training step goes.
+
+    Attributes:
+        bottleneck: "input", "overhead", "compute", "memory" or "communication".
+        input_seconds: Time to get one batch from the data alone.
+        step_seconds: Time of one step on a batch that is there already, one step a call.
+        device_seconds: Time of one step where many run in one call.
+        memory_share: Share of the device's memory in use at the most; None where it is unknown.
+        fixes: What to do, the most useful first.
+    """
+
+    bottleneck: str
+    input_seconds: float
+    step_seconds: float
+    device_seconds: float
+    memory_share: float | None
+    fixes: tuple[Fix, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"bottleneck: {self.bottleneck}", *table(("probe", "ms"), self._probes()), *self._advice()])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in self._probes())
+        advice = "".join(f"<li>{escape(line)}</li>" for line in self._advice())
+        return f"<p><b>bottleneck: {self.bottleneck}</b></p><table>{rows}</table><ol>{advice}</ol>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the diagnosis as plain values, ready for JSON."""
+        return asdict(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the three probes, in milliseconds; returns matplotlib's axes."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots(figsize=(6, 2))
+        names, values = zip(*self._probes(), strict=True)
+        ax.barh(names, [float(value) for value in values])
+        ax.set_xlabel("milliseconds")
+        ax.invert_yaxis()
+        return ax
+
+    def _probes(self) -> list[tuple[str, str]]:
+        probes = (
+            ("a batch of input", self.input_seconds),
+            ("a step, one a call", self.step_seconds),
+            ("a step, many a call", self.device_seconds),
+        )
+        return [(name, f"{1000 * seconds:.2f}") for name, seconds in probes]
+
+    def _advice(self) -> list[str]:
+        return [f"{fix.advice} (about {fix.expected_gain:.1f} times as fast)" for fix in self.fixes]
+
+
+def decide(input_seconds: float, step_seconds: float, device_seconds: float, memory_share: float | None) -> Diagnosis:
+    """Returns the diagnosis for what the probes measured.
+
+    Example:
+
+    >>> decide(0.010, 0.002, 0.002, None).bottleneck
+    'input'
+    """
+    fixes = []
+    whole = max(step_seconds, input_seconds)
+    if input_seconds > step_seconds:
+        bottleneck = "input"
+        gain = input_seconds / step_seconds
+        fixes.append(Fix("hand the data to keras_speedup.DataPipeline(cache='auto'); lint(dataset) names what is wrong", gain))
+    elif memory_share is not None and memory_share > 0.9:
+        bottleneck = "memory"
+        fixes.append(Fix("a smaller batch, or set_precision('auto') for half the activations", 1.0))
+    elif step_seconds > 1.5 * device_seconds:
+        bottleneck = "overhead"
+        gain = whole / max(device_seconds, input_seconds)
+        fixes.append(Fix("keras_speedup.speedup(model): many steps in one call (steps_per_execution='auto')", gain))
+    else:
+        bottleneck = "compute"
+        fixes.append(Fix("keras_speedup.speedup(model) tries XLA (jit_compile='auto'); set_precision('auto')", 1.2))
+    return Diagnosis(bottleneck, input_seconds, step_seconds, device_seconds, memory_share, tuple(fixes))
+
+
+def diagnose(model: Any, data: Any, steps: int = 50) -> Diagnosis:
+    """Returns what holds the training of `model` on `data`, from short probes on a copy.
+
+    The model, its optimizer and the data are afterwards as before.
+
+    Args:
+        model: A compiled Keras model that has been built.
+        data: A `tf.data.Dataset`, or another iterable of batches that can be read more than once.
+        steps: Batches that a probe reads or trains on at the most.
+
+    Raises:
+        ValueError: The model is not compiled, or the data can be read only once.
+
+    Example:
+
+    >>> import numpy as np, tensorflow as tf, keras_speedup as ks
+    >>> from keras_speedup.flavor import keras
+    >>> model = ks.SpeedupSequential([keras.Input((8,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> data = tf.data.Dataset.from_tensor_slices((np.zeros((640, 8)), np.zeros(640))).batch(32)
+    >>> ks.diagnose(model, data, steps=20).bottleneck in ("input", "overhead", "compute")
+    True
+    """
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError("diagnose needs a compiled model; call compile() first.")
+    if iter(data) is data:
+        raise ValueError("The data can be read only once, and probes would lose its batches; give a dataset or list.")
+    batches: Iterator[Any] = iter(data)
+    first = next(batches)
+    began = perf_counter()
+    read = sum(1 for _ in islice(batches, steps))
+    input_seconds = (perf_counter() - began) / max(read, 1)
+    weights = model.get_weights()
+    optimizer = [np.array(value) for value in _values(model.optimizer)]
+    try:
+        single, many = _step_times(model, first, steps)
+    finally:
+        model.set_weights(weights)
+        for variable, value in zip(_variables(model.optimizer), optimizer, strict=False):
+            variable.assign(value)
+    return decide(input_seconds, single, many, _memory_share())
+
+
+def _step_times(model: Any, batch: Any, steps: int) -> tuple[float, float]:
+    """Returns the seconds of a step on a batch that is there already: one a call, and many a call."""
+    from .model import speedup
+
+    x, y, *weight = [np.asarray(part) for part in (batch if isinstance(batch, tuple) else (batch,))] + [None]
+    arguments = {"batch_size": len(x), "shuffle": False, "verbose": 0}
+    repeated = [None if part is None else np.concatenate([part] * steps) for part in (x, y)]
+    model.train_on_batch(x, y)
+    times = []
+    for _ in range(min(steps, 10)):
+        began = perf_counter()
+        model.train_on_batch(x, y)
+        times.append(perf_counter() - began)
+    fast = speedup(model)
+    fast.fit(*repeated, **arguments)
+    clock = _Clock()
+    fast.fit(*repeated, epochs=2, callbacks=[clock], **arguments)
+    return median(times), min(median(times), min(clock.seconds) / steps)
+
+
+class _Clock(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._began = perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds.append(perf_counter() - self._began)
+
+
+def _variables(optimizer: Any) -> list[Any]:
+    found = optimizer.variables
+    return list(found() if callable(found) else found)
+
+
+def _values(optimizer: Any) -> list[Any]:
+    return [keras.ops.convert_to_numpy(v) if hasattr(keras, "ops") else v.numpy() for v in _variables(optimizer)]
+
+
+def _memory_share() -> float | None:
+    """Returns the share of device memory in use at the most; None without a device that says its size."""
+    from .flavor import FLAVOR
+
+    if FLAVOR != "jax":
+        return None
+    import jax
+
+    stats = jax.devices()[0].memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    return None if not limit else memory_bytes()[1] / limit
