@@ -22,6 +22,7 @@ import keras_speedup as ks
 
 from . import runtime
 from .flavor import FLAVOR, keras, tensorflow
+from .report import table
 
 SEED = 7
 BATCH_SIZE = 32
@@ -226,36 +227,25 @@ def environment(epochs: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def table(results: Sequence[Comparison]) -> str:
+def format_results(results: Sequence[Comparison]) -> str:
     """Returns the results as a table for a terminal."""
-    rows = [("workload", "plain Keras", "keras_speedup", "ratio", "accuracy", "", "fit s", "", "plan")]
+    header = ("workload", "plain Keras", "keras_speedup", "ratio", "accuracy", "fit, seconds", "plan")
+    rows = []
     for result in results:
         plain, fast = result.plain, result.speedup
         rows.append(
             (
                 result.name,
-                f"{plain.samples_per_second:,.0f}/s",
-                f"{fast.samples_per_second:,.0f}/s",
+                f"{plain.samples_per_second:9,.0f}/s",
+                f"{fast.samples_per_second:9,.0f}/s",
                 f"{result.ratio:.2f}x",
-                f"{plain.accuracy:.1%}",
-                f"{fast.accuracy:.1%}",
-                f"{plain.fit_seconds:.1f}",
-                f"{fast.fit_seconds:.1f}",
+                f"{plain.accuracy:.1%} / {fast.accuracy:.1%}",
+                f"{plain.fit_seconds:.1f} / {fast.fit_seconds:.1f}",
                 result.plan,
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)),
-        ]
-        lines.append("  ".join([*cells, row[-1]]))
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(
-        [*lines, "", "samples a second in the steady state; accuracy and fit: plain Keras, then keras_speedup"]
-    )
+    below = "samples a second in the steady state; accuracy and seconds: plain Keras / keras_speedup"
+    return "\n".join([*table(header, rows), "", below])
 
 
 def plot(results: Sequence[Comparison], path: Path) -> None:
@@ -299,7 +289,7 @@ def demo(arguments: argparse.Namespace) -> int:
         return 0
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if name != "keras-speedup")
     print(f"scikit-learn's digits, batches of {BATCH_SIZE}, {about['cpu_cores']} cores, flavour {FLAVOR}: {packages}\n")
-    print(table(results))
+    print(format_results(results))
     return 0
 
 

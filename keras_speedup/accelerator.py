@@ -7,7 +7,7 @@ from typing import Any
 
 from .engines import engine_for
 from .engines.feed import ArrayFeed, flatten
-from .flavor import FLAVOR, KERAS_MAJOR, flatten_layers, is_random
+from .flavor import FLAVOR, flatten_layers, is_random
 from .pipeline.arrays import array_source
 from .plans import loop
 from .plans.meter import Meter
@@ -213,7 +213,7 @@ class Accelerator:
             plan=best.plan if best else tuner.engine.baseline,
             steps_per_call=int(best.program.steps) if best else 1,
             trials=tuple(tuner.trials),
-            notes=tuple([*self._notes, *tuner.notes]),
+            notes=(*self._notes, *tuner.notes),
             blockers=tuple(tuner.blockers),
             choosing_seconds=tuner.choosing_seconds,
             gain=tuner.gain,

@@ -99,7 +99,9 @@ def decide(input_seconds: float, step_seconds: float, device_seconds: float, mem
     if input_seconds > step_seconds:
         bottleneck = "input"
         gain = input_seconds / step_seconds
-        fixes.append(Fix("hand the data to keras_speedup.DataPipeline(cache='auto'); lint(dataset) names what is wrong", gain))
+        fixes.append(
+            Fix("hand the data to keras_speedup.DataPipeline(cache='auto'); lint(dataset) names what is wrong", gain)
+        )
     elif memory_share is not None and memory_share > 0.9:
         bottleneck = "memory"
         fixes.append(Fix("a smaller batch, or set_precision('auto') for half the activations", 1.0))
@@ -160,8 +162,9 @@ def _step_times(model: Any, batch: Any, steps: int) -> tuple[float, float]:
     """Returns the seconds of a step on a batch that is there already: one a call, and many a call."""
     from .model import speedup
 
-    x, y, *weight = [np.asarray(part) for part in (batch if isinstance(batch, tuple) else (batch,))] + [None]
-    arguments = {"batch_size": len(x), "shuffle": False, "verbose": 0}
+    parts: list[Any] = [np.asarray(part) for part in (batch if isinstance(batch, tuple) else (batch,))]
+    x, y = (*parts, None)[:2]
+    arguments: dict[str, Any] = {"batch_size": len(x), "shuffle": False, "verbose": 0}
     repeated = [None if part is None else np.concatenate([part] * steps) for part in (x, y)]
     model.train_on_batch(x, y)
     times = []

@@ -33,7 +33,9 @@ def strategy(kind: str = "auto") -> Any:
     if kind != "auto":
         raise ValueError(f'strategy takes "auto", got {kind!r}.')
     if FLAVOR == "torch":
-        raise NotImplementedError("strategy works on TensorFlow and JAX; on PyTorch use torch's DistributedDataParallel.")
+        raise NotImplementedError(
+            "strategy works on TensorFlow and JAX; on PyTorch use torch's DistributedDataParallel."
+        )
     if FLAVOR == "jax":
         return keras.distribution.DataParallel()
     tf = tensorflow("keras_speedup.strategy")

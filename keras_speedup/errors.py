@@ -6,7 +6,7 @@ from typing import Any
 
 
 class SpeedupWarning(UserWarning):
-    """A warning of keras_speedup; filter it with `warnings.simplefilter("ignore", keras_speedup.errors.SpeedupWarning)`."""
+    """A warning of keras_speedup; `warnings.simplefilter("ignore", SpeedupWarning)` turns them off."""
 
 
 class XlaUnsupportedError(ValueError):

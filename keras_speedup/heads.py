@@ -49,7 +49,7 @@ def cast_outputs(outputs: Any) -> Any:
         cast = [cast_outputs(value) for value in outputs]
         return type(outputs)(*cast) if hasattr(outputs, "_fields") else type(outputs)(cast)
     dtype = getattr(outputs, "dtype", None)
-    if dtype is None or not str(getattr(dtype, "name", dtype)).removeprefix("torch.") in _HALF:
+    if dtype is None or str(getattr(dtype, "name", dtype)).removeprefix("torch.") not in _HALF:
         return outputs
     if KERAS_MAJOR == 3:
         return keras.ops.cast(outputs, "float32")

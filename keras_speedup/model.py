@@ -20,6 +20,7 @@ class _Accelerated:
     _float32_outputs = True
     _heads_settled = False
     _casts_outputs = False
+    _speedup_inputs: Any = None
 
     # Training
 
@@ -60,7 +61,9 @@ class _Accelerated:
 
     def _accelerator(self, method: str) -> Accelerator:
         if self._speedup is None:
-            raise ValueError(f"You must call `compile()` before using the model, got `{method}()` of an uncompiled model.")
+            raise ValueError(
+                f"You must call `compile()` before using the model, got `{method}()` of an uncompiled model."
+            )
         return self._speedup
 
     # Outputs in float32
@@ -73,6 +76,8 @@ class _Accelerated:
 
     def _settle_heads(self, args: tuple[Any, ...] = ()) -> None:
         self._heads_settled = True
+        if args:
+            self._speedup_inputs = heads.input_specs(args[0])
         if self._float32_outputs and heads.computes_in_half(self):
             heads.make_outputs_float32(self, args[0] if args else None)
             self._casts_outputs = True
@@ -268,5 +273,6 @@ def _plain_twin(model: Any) -> Any:
         return twin
     if isinstance(model, Functional):
         return keras.models.clone_model(keras.Model(model.inputs, model.outputs, name=model.name))
-    recorded = heads.as_functional(model)
-    return keras.models.clone_model(recorded)
+    if model._speedup_inputs is None:
+        raise ValueError(f"{type(model).__name__} has not been called yet; call it on a batch before to_keras().")
+    return keras.models.clone_model(heads.as_functional(model, model._speedup_inputs))

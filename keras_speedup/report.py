@@ -56,7 +56,9 @@ class SpeedupReport:
         facts = "".join(f"<li>{escape(fact)}</li>" for fact in self._facts())
         slowest = max((trial.step_seconds or 0.0 for trial in self.trials), default=0.0)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(trial)) + f"<td>{_bar(trial, slowest)}</td></tr>"
+            "<tr>"
+            + "".join(f"<td>{escape(cell)}</td>" for cell in _row(trial))
+            + f"<td>{_bar(trial, slowest)}</td></tr>"
             for trial in self.trials
         )
         head = "".join(f"<th>{escape(name)}</th>" for name in (*_HEADER, ""))

@@ -69,7 +69,11 @@ def configure(
     """
     if gpu_thread_mode not in (None, "global", "gpu_private", "gpu_shared"):
         raise ValueError(f'gpu_thread_mode must be "global", "gpu_private" or "gpu_shared", got {gpu_thread_mode!r}.')
-    counts = (("intra_op_threads", intra_op_threads), ("inter_op_threads", inter_op_threads), ("gpu_thread_count", gpu_thread_count))
+    counts = (
+        ("intra_op_threads", intra_op_threads),
+        ("inter_op_threads", inter_op_threads),
+        ("gpu_thread_count", gpu_thread_count),
+    )
     for name, count in counts:
         if count is not None and (isinstance(count, bool) or count < 0):
             raise ValueError(f"{name} must be a number of threads, 0 for the runtime's own choice, got {count!r}.")
@@ -78,7 +82,9 @@ def configure(
     elif FLAVOR == "torch":
         _configure_torch(intra_op_threads, inter_op_threads)
     else:
-        _configure_tensorflow(memory_growth, intra_op_threads, inter_op_threads, gpu_thread_mode, gpu_thread_count, autoclustering)
+        _configure_tensorflow(
+            memory_growth, intra_op_threads, inter_op_threads, gpu_thread_mode, gpu_thread_count, autoclustering
+        )
     if deterministic:
         if KERAS_MAJOR == 3 and FLAVOR != "tensorflow":
             keras.utils.set_random_seed(0)
@@ -182,7 +188,12 @@ def check_versions() -> Check:
 
 
 def check_flavor() -> Check:
-    names = {"tensorflow": "Keras 3 on TensorFlow", "jax": "Keras 3 on JAX", "torch": "Keras 3 on PyTorch", "legacy": "Keras 2"}
+    names = {
+        "tensorflow": "Keras 3 on TensorFlow",
+        "jax": "Keras 3 on JAX",
+        "torch": "Keras 3 on PyTorch",
+        "legacy": "Keras 2",
+    }
     return Check("flavour", "ok", names[FLAVOR])
 
 
@@ -208,7 +219,12 @@ def check_devices(gpus: int | None = None, driver: bool | None = None, has_cuda:
     if gpus:
         return Check("devices", "ok", f"{gpus} accelerator{'s' if gpus > 1 else ''}")
     if driver and not has_cuda:
-        return Check("devices", "broken", "there is a GPU, and this TensorFlow is built without CUDA", 'pip install "keras-speedup[gpu]"')
+        return Check(
+            "devices",
+            "broken",
+            "there is a GPU, and this TensorFlow is built without CUDA",
+            'pip install "keras-speedup[gpu]"',
+        )
     if driver:
         fix = "install the CUDA libraries: pip install 'tensorflow[and-cuda]'"
         return Check("devices", "broken", "there is a GPU driver, and the framework sees no GPU", fix)
@@ -218,7 +234,12 @@ def check_devices(gpus: int | None = None, driver: bool | None = None, has_cuda:
 def check_memory_growth(environment: Mapping[str, str] = os.environ) -> Check:
     value = environment.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if value is not None and value not in ("true", "false"):
-        return Check("memory growth", "warning", f"TF_FORCE_GPU_ALLOW_GROWTH={value} is ignored", 'the value must be "true" or "false"')
+        return Check(
+            "memory growth",
+            "warning",
+            f"TF_FORCE_GPU_ALLOW_GROWTH={value} is ignored",
+            'the value must be "true" or "false"',
+        )
     return Check("memory growth", "ok", f"TF_FORCE_GPU_ALLOW_GROWTH={value}" if value else "as the script sets it")
 
 
@@ -232,7 +253,12 @@ def check_xla() -> Check:
         tf.function(lambda x: x * 2.0, jit_compile=True)(tf.constant(1.0))
     except Exception as error:
         lines = str(error).splitlines()
-        return Check("XLA", "broken", lines[0] if lines else type(error).__name__, "reinstall TensorFlow; on a GPU, XLA needs CUDA's libdevice")
+        return Check(
+            "XLA",
+            "broken",
+            lines[0] if lines else type(error).__name__,
+            "reinstall TensorFlow; on a GPU, XLA needs CUDA's libdevice",
+        )
     return Check("XLA", "ok", "compiles")
 
 
@@ -244,10 +270,16 @@ def check_onednn(environment: Mapping[str, str] = os.environ) -> Check:
 
 def check_threads(environment: Mapping[str, str] = os.environ, cores: int | None = None) -> Check:
     cores = cores or _cores()
-    asked = {name: value for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if (value := environment.get(name, "")).isdigit()}
+    asked = {
+        name: value
+        for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+        if (value := environment.get(name, "")).isdigit()
+    }
     for name, value in asked.items():
         if int(value) > cores:
-            return Check("threads", "warning", f"{name}={value} on {cores} cores", "unset it, or set it to the number of cores")
+            return Check(
+                "threads", "warning", f"{name}={value} on {cores} cores", "unset it, or set it to the number of cores"
+            )
     return Check("threads", "ok", f"{cores} cores")
 
 
@@ -280,9 +312,13 @@ def check_cache(environment: Mapping[str, str] = os.environ) -> Check:
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(there, os.W_OK):
-        return Check("cache", "warning", f"{folder} cannot be written", "set KERAS_SPEEDUP_CACHE to a folder of your own")
+        return Check(
+            "cache", "warning", f"{folder} cannot be written", "set KERAS_SPEEDUP_CACHE to a folder of your own"
+        )
     if shutil.disk_usage(there).free < 100 * 2**20:
-        return Check("cache", "warning", f"less than 100 MB are free for {folder}", "free some, or KERAS_SPEEDUP_CACHE=off")
+        return Check(
+            "cache", "warning", f"less than 100 MB are free for {folder}", "free some, or KERAS_SPEEDUP_CACHE=off"
+        )
     return Check("cache", "ok", str(folder))
 
 

@@ -33,11 +33,13 @@ class DatasetFeed:
         self._dataset, self.num_batches, self._begin, self._end = dataset, num_batches, begin, end
         self.reads_ahead = begin is None and end is None
         # Keras marks a component that is not there, such as missing weights, by an Optional that is always empty.
-        spec = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, dataset.element_spec)
-        self.structure, self.specs = flatten(spec)
+        spec = tf.nest.map_structure(
+            lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, dataset.element_spec
+        )
+        self.structure, specs = flatten(spec)
+        self.specs: list[Any] | None = specs
         self.can_stack = all(
-            isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[1:].is_fully_defined()
-            for leaf in self.specs
+            isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[1:].is_fully_defined() for leaf in specs
         )
 
     def stream(self) -> _DatasetStream:
@@ -86,7 +88,9 @@ def _runs(sizes: np.ndarray, leaves: Leaves) -> Any:
             continue
         rows = int(sizes[start:stop].sum())
         whole = len(edges) == 2
-        yield Block(leaves if whole else [leaf[row : row + rows] for leaf in leaves], int(stop - start), int(sizes[start]))
+        yield Block(
+            leaves if whole else [leaf[row : row + rows] for leaf in leaves], int(stop - start), int(sizes[start])
+        )
         row += rows
 
 
@@ -107,9 +111,9 @@ def _fetch(iterator: Any, steps: Any) -> Any:
     def body(index: Any, batch: Any, sizes: Any, *arrays: Any) -> Any:
         leaves = _present(batch.get_value())
         sizes = sizes.write(index, tf.shape(leaves[0])[0])
-        arrays = [array.write(index, leaf) for array, leaf in zip(arrays, leaves, strict=True)]
+        written = [array.write(index, leaf) for array, leaf in zip(arrays, leaves, strict=True)]
         batch = tf.cond(index + 1 < steps, iterator.get_next_as_optional, lambda: batch)
-        return (index + 1, batch, sizes, *arrays)
+        return (index + 1, batch, sizes, *written)
 
     count, _, sizes, *arrays = tf.while_loop(
         more, body, (tf.constant(0), iterator.get_next_as_optional(), sizes, *arrays)

@@ -204,7 +204,7 @@ class ArrayFeed:
 
     can_stack = True
     reads_ahead = True
-    specs = None
+    specs: list[Any] | None = None
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class IteratorFeed:
         end: Called when an epoch is over.
     """
 
-    specs = None
+    specs: list[Any] | None = None
     reads_ahead = False
 
     def __init__(

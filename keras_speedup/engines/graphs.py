@@ -73,6 +73,7 @@ class Program:
 
     def _build(self) -> Any:
         step, size = self.step.concrete, self.batch_size
+        assert size is not None
         template = step.structured_outputs
         zeros = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(template)]
 

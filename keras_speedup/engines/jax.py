@@ -45,8 +45,8 @@ class JaxProgram:
     def apply(self, state: State, block: Block) -> tuple[Any, State]:
         """Returns the last step's logs and the state after a block; `state` is used up."""
         if self.plan == "scan":
-            rows = [_padded(leaf, self.steps * block.batch_size) for leaf in block.leaves]
-            result: tuple[Any, State] = self._call(state, np.int32(block.steps), *rows)
+            padded = [_padded(leaf, self.steps * block.batch_size) for leaf in block.leaves]
+            result: tuple[Any, State] = self._call(state, np.int32(block.steps), *padded)
             return result
         logs = None
         for index in range(block.steps):
@@ -169,9 +169,7 @@ class JaxEngine:
             return
         self.model._symbolic_build(data_batch=batch)  # private in Keras 3.0 to 3.15
 
-    def program(
-        self, kind: str, plan: str, steps: int, feed: Feed, block: Block
-    ) -> JaxProgram:
+    def program(self, kind: str, plan: str, steps: int, feed: Feed, block: Block) -> JaxProgram:
         return JaxProgram(self, kind, plan, self.step(kind, feed, block), steps, block)
 
     def compiled_plans(self, kind: str, feed: Feed, block: Block) -> tuple[str, ...]:
@@ -197,7 +195,9 @@ class JaxEngine:
         step = self.step("predict", feed, block)
         outputs, others = step.jitted(self.state("predict"), *leaves)
         self.hold("predict", others)
-        return jax.tree_util.tree_map(lambda leaf: np.asarray(leaf)[:rows] if leaf.shape[:1] == (padded,) else leaf, outputs)
+        return jax.tree_util.tree_map(
+            lambda leaf: np.asarray(leaf)[:rows] if leaf.shape[:1] == (padded,) else leaf, outputs
+        )
 
     def concatenate(self, parts: Sequence[Any]) -> Any:
         return np.concatenate([np.asarray(part) for part in parts])

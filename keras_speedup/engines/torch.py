@@ -56,9 +56,7 @@ class TorchEngine:
         leaves = [torch.as_tensor(np.asarray(leaf)).to(self._device) for leaf in block.leaves]
         return Block(leaves, block.steps, block.batch_size)
 
-    def program(
-        self, kind: str, plan: str, steps: int, feed: Feed, block: Block
-    ) -> TorchProgram:
+    def program(self, kind: str, plan: str, steps: int, feed: Feed, block: Block) -> TorchProgram:
         batch = assemble(feed.structure, [leaf[: block.batch_size] for leaf in block.leaves])
         if kind != "predict":
             self.model._symbolic_build(data_batch=batch)  # private in Keras 3.0 to 3.15

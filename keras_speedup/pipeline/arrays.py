@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 
-
 class ArraySource:
     """What a dataset made from arrays is, for a training loop that gathers several batches at once.
 

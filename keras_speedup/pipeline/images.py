@@ -42,7 +42,9 @@ def image_samples(tf: Any, paths: list[str], labels: list[int], size: tuple[int,
         name = path.decode()
         try:
             with Image.open(io.BytesIO(Path(name).read_bytes())) as image:
-                turned = ImageOps.exif_transpose(image).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+                turned = (
+                    ImageOps.exif_transpose(image).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+                )
                 return np.asarray(turned, np.uint8), np.bool_(True)
         except Exception as error:
             if skip:

@@ -89,7 +89,9 @@ class DataPipeline(keras.layers.Layer):  # type: ignore[misc]
         self.seed, self.deterministic, self.on_error, self.service = seed, deterministic, on_error, service
         self.placement = placement
         for layer in self.layers:
-            if any(getattr(inner, "compute_dtype", "float32") in ("float16", "bfloat16") for inner in flatten_layers(layer)):
+            if any(
+                getattr(inner, "compute_dtype", "float32") in ("float16", "bfloat16") for inner in flatten_layers(layer)
+            ):
                 set_layer_policy(layer, self.compute_dtype)
         self._generator = np.random.default_rng(random.randrange(2**32) if seed is None else seed)
         self._stages: list[Stage] = []
@@ -108,7 +110,17 @@ class DataPipeline(keras.layers.Layer):  # type: ignore[misc]
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        names = ("batch_size", "shuffle", "cache", "last_batch", "seed", "deterministic", "on_error", "service", "placement")
+        names = (
+            "batch_size",
+            "shuffle",
+            "cache",
+            "last_batch",
+            "seed",
+            "deterministic",
+            "on_error",
+            "service",
+            "placement",
+        )
         config: dict[str, Any] = super().get_config()
         config.update({name: getattr(self, name) for name in names})
         config["layers"] = [keras.saving.serialize_keras_object(layer) for layer in self.layers]

@@ -44,7 +44,7 @@ def find(
     parts = [standardized(part, floatx) for part in (x, y, sample_weight) if part is not None]
     if y is None and sample_weight is not None:
         raise ValueError("sample_weight was given without y.")
-    data = tuple(parts) if len(parts) > 1 else parts[0]
+    data = tuple(parts) if len(parts) > 1 or isinstance(parts[0], tuple) else parts[0]
     rows = row_count(data)
     return Source(f"arrays of {rows:,} rows", arrays=data, count=rows)
 
@@ -131,7 +131,9 @@ def _generator(tf: Any, x: Any) -> Source:
     elif hasattr(x, "__iter__"):
         make = lambda: x  # noqa: E731
     else:
-        raise ValueError(f"x must be arrays, a dataset, a generator function, a folder or files, got {type(x).__name__}.")
+        raise ValueError(
+            f"x must be arrays, a dataset, a generator function, a folder or files, got {type(x).__name__}."
+        )
     first = next(iter(make()), None)
     if first is None:
         raise ValueError("The data is empty: the generator gave no sample.")

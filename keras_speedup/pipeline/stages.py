@@ -219,7 +219,14 @@ def _padded(tf: Any, batch: tuple[Any, ...], size: int) -> Any:
     index = tf.range(size) % rows
     x, y, weight = (*batch, None, None)[:3] if len(batch) < 3 else batch[:3]
     real = tf.cast(tf.range(size) < rows, "float32")
-    fill = lambda leaf: tf.ensure_shape(tf.gather(leaf, index), [size, *leaf.shape[1:]])  # noqa: E731
+    if y is None:
+        raise ValueError(
+            'last_batch="pad" needs targets y, whose sample_weight marks the padding; use "keep" or "drop".'
+        )
+
+    def fill(leaf: Any) -> Any:
+        return tf.ensure_shape(tf.gather(leaf, index), [size, *leaf.shape[1:]])
+
     x, y = map_leaves(fill, x), map_leaves(fill, y)
     if weight is None:
         weight = map_leaves(lambda _: real, y) if isinstance(y, (dict, tuple, list)) else real
@@ -237,7 +244,7 @@ def _transformed(arrays: Any, layers: list[Any]) -> Any:
     x, rest = (arrays[0], arrays[1:]) if isinstance(arrays, tuple) else (arrays, ())
     function = _on_x(layers)
     rows = len(leaves_of(x)[0])
-    parts = [map_leaves(_numpy, function(map_leaves(lambda leaf, a=at: leaf[a : a + 1000], x))) for at in range(0, rows, 1000)]
+    parts = [map_leaves(_numpy, function(_slice(x, at, at + 1000))) for at in range(0, rows, 1000)]
     columns = zip(*(leaves_of(part) for part in parts), strict=True)
     whole = [np.concatenate(column) for column in columns]
     place = iter(whole)
@@ -248,8 +255,12 @@ def _transformed(arrays: Any, layers: list[Any]) -> Any:
 def _transformed_bytes(arrays: Any, layers: list[Any]) -> int:
     x = arrays[0] if isinstance(arrays, tuple) else arrays
     rows = len(leaves_of(x)[0])
-    sample = _on_x(layers)(map_leaves(lambda leaf: leaf[:1], x))
+    sample = _on_x(layers)(_slice(x, 0, 1))
     return rows * sum(_numpy(leaf).nbytes for leaf in leaves_of(sample))
+
+
+def _slice(data: Any, start: int, stop: int) -> Any:
+    return map_leaves(lambda leaf: leaf[start:stop], data)
 
 
 def _numpy(value: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic, perf_counter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..engines.shadow import be_nice
 
@@ -52,7 +52,7 @@ class BackgroundJob(Generic[T]):
         _running.discard(self)
 
 
-_running: weakref.WeakSet[BackgroundJob[object]] = weakref.WeakSet()
+_running: weakref.WeakSet[BackgroundJob[Any]] = weakref.WeakSet()
 
 
 @atexit.register

@@ -226,7 +226,9 @@ class Tuner:
             return []
         needed, free = self.engine.shadow_bytes(self.kind, feed, block), free_memory_bytes()
         if free is not None and needed > free // 2:
-            self._note(f"no plan is compiled beside the training: that takes {needed >> 20:,} MB, {free >> 20:,} MB are free")
+            self._note(
+                f"no plan is compiled beside the training: that takes {needed >> 20:,} MB, {free >> 20:,} MB are free"
+            )
             return []
         plans = list(self.engine.compiled_plans(self.kind, feed, block))
         return [plan for plan in plans if plan == self.engine.explicit_plan] if self.every_batch else plans
@@ -265,8 +267,10 @@ class Tuner:
         start = self.engine.prepare_shadow(self.kind, feed, block)
         self.choosing_seconds += perf_counter() - began
         engine, kind, random = self.engine, self.kind, self.random
-        self._job = plan, steps, BackgroundJob(
-            lambda: engine.compile_on_shadow(kind, plan, steps, feed, block, start, random=random)
+        self._job = (
+            plan,
+            steps,
+            BackgroundJob(lambda: engine.compile_on_shadow(kind, plan, steps, feed, block, start, random=random)),
         )
 
     def _collect(self) -> None:
@@ -280,13 +284,14 @@ class Tuner:
             reason = str(job.error).splitlines()[0]
             self.trials.append(PlanTrial(plan, steps, None, job.seconds, None, "failed", reason))
             return
+        assert job.result is not None
         program, found = job.result
         candidate = _Candidate(plan, program, found.compile_seconds, found.difference)
         if not rules.agrees(found.difference):
             self._add(
                 candidate,
                 "refused",
-                f"its numbers differ from the plain graph's by {found.difference:.1e}, allowed is {rules.TOLERANCE:.0e}",
+                f"its numbers differ from the plain graph's by {found.difference:.1e}, allowed are {rules.TOLERANCE}",
             )
         elif found.step_ratio > rules.HOPELESS:
             self._add(candidate, "refused", f"{found.step_ratio:.1f} times as slow as the plain loop on shadow state")
