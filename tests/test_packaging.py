@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 PUBLIC = {
     *("SpeedupModel", "SpeedupSequential", "speedup", "SpeedupReport"),
-    *("set_precision", "DataPipeline", "lint", "configure", "diagnose", "Diagnosis", "strategy"),
+    *("set_precision", "DataPipeline", "lint", "Finding", "configure", "diagnose", "Diagnosis", "strategy"),
     *("ThroughputLogger", "GPUMemoryGrowth", "StepProfiler"),
 }
 
