@@ -168,3 +168,38 @@ def dataset_graph(tf: Any, dataset: Any) -> Any:
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
     text = dataset._as_serialized_graph(external_state_policy=ignore)  # private in TensorFlow 2.15 to 2.21
     return tf.compat.v1.GraphDef.FromString(text.numpy())
+
+
+def set_own_policy(layer: Any, name: str) -> None:
+    """Makes `layer`, without the layers inside it, compute under the dtype policy `name`."""
+    policy = keras.mixed_precision.Policy(name)
+    if KERAS_MAJOR == 3:
+        layer.dtype_policy = policy
+    else:
+        layer._set_dtype_policy(policy)  # no public setter in Keras 2.15
+
+
+def is_operation(layer: Any) -> bool:
+    """Returns whether `layer` is an operation of a functional model, which Keras 2 wraps in a layer of its own."""
+    return type(layer).__module__ == f"{keras.__name__}.src.layers.core.tf_op_layer"  # Keras 2.15
+
+
+def output_position(tensor: Any) -> int:
+    """Returns which of its layer's outputs a symbolic tensor is."""
+    return int(tensor._keras_history[2])  # Keras 2.15 to 3.15
+
+
+def set_symbolic_dtype(tensor: Any, name: str) -> None:
+    """Makes a symbolic tensor say the dtype that its layer has by now."""
+    if KERAS_MAJOR == 3:
+        setattr(tensor, "_dtype" if hasattr(tensor, "_dtype") else "dtype", name)  # no setter since Keras 3.4
+    else:
+        spec = tensor._type_spec  # Keras 2.15
+        tensor._type_spec = type(spec)(spec.shape, name)
+
+
+def dataset_graph(tf: Any, dataset: Any) -> Any:
+    """Returns the GraphDef of a `tf.data.Dataset`, as tf.data itself optimises it and sends it to workers."""
+    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+    text = dataset._as_serialized_graph(external_state_policy=ignore)  # private in TensorFlow 2.15 to 2.21
+    return tf.compat.v1.GraphDef.FromString(text.numpy())
