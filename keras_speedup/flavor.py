@@ -196,10 +196,3 @@ def set_symbolic_dtype(tensor: Any, name: str) -> None:
     else:
         spec = tensor._type_spec  # Keras 2.15
         tensor._type_spec = type(spec)(spec.shape, name)
-
-
-def dataset_graph(tf: Any, dataset: Any) -> Any:
-    """Returns the GraphDef of a `tf.data.Dataset`, as tf.data itself optimises it and sends it to workers."""
-    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-    text = dataset._as_serialized_graph(external_state_policy=ignore)  # private in TensorFlow 2.15 to 2.21
-    return tf.compat.v1.GraphDef.FromString(text.numpy())
