@@ -210,7 +210,7 @@ class Accelerator:
         best = tuner.best
         return SpeedupReport(
             flavor=FLAVOR,
-            plan=best.plan if best else tuner.engine.baseline,
+            plan=tuner.plan,
             steps_per_call=int(best.program.steps) if best else 1,
             trials=tuple(tuner.trials),
             notes=(*self._notes, *tuner.notes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from . import heads
@@ -35,6 +36,11 @@ class _Accelerated:
         if config and self._speedup is not None:
             config.update(self._speedup.choices.config())
         return config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:  # type: ignore[attr-defined]
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Trains the model; every argument is Keras's own."""
@@ -172,6 +178,12 @@ class SpeedupFunctional(SpeedupModel, Functional):  # type: ignore[misc]
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return keras.Model.__new__(cls)
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+
+    # By its constructor's signature Keras tells a functional model from a subclassed one when it saves it.
+    __init__.__signature__ = inspect.signature(Functional.__init__)  # type: ignore[attr-defined]
+
 
 @_register(package="keras_speedup")
 class SpeedupSequential(_Accelerated, keras.Sequential):  # type: ignore[misc]
@@ -237,7 +249,7 @@ def speedup(model: Any) -> Any:
         vars(twin)[name] = None
     if model.built:
         twin._settle_heads()
-    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
+    if getattr(model, "optimizer", None) is not None:
         vars(twin)["_speedup"] = Accelerator(twin, Choices.of_plain(model))
     return twin
 

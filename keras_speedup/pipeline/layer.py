@@ -160,7 +160,8 @@ class DataPipeline(keras.layers.Layer):  # type: ignore[misc]
         tf = tensorflow("keras_speedup.DataPipeline.dataset")
         plan = Plan(
             before=self._deterministic_layers(),
-            after=self._random_layers() if training and self.placement == "pipeline" else [],
+            after=self._random_layers() if self.placement == "pipeline" else [],
+            training=training,
             batch_size=self.batch_size,
             shuffle=bool(self.shuffle and training),
             cache=self.cache,

@@ -28,6 +28,7 @@ class Plan:
     Attributes:
         before: Deterministic layers, computed once.
         after: Random layers and those behind them, computed anew for each batch.
+        training: Whether random layers draw.
         batch_size: Rows in a batch.
         shuffle: Whether every epoch has an order of its own.
         cache: "auto", "memory", "disk" or None.
@@ -39,6 +40,7 @@ class Plan:
 
     before: list[Any]
     after: list[Any]
+    training: bool
     batch_size: int
     shuffle: bool
     cache: str | None
@@ -88,7 +90,7 @@ def build(tf: Any, source: Source, plan: Plan) -> tuple[Any, list[Stage]]:
         dataset = _from_samples(tf, source, plan, stages)
     if plan.after:
         dataset = dataset.map(
-            _on_x(plan.after, training=True), num_parallel_calls=tf.data.AUTOTUNE, deterministic=plan.deterministic
+            _on_x(plan.after, training=plan.training), num_parallel_calls=tf.data.AUTOTUNE, deterministic=plan.deterministic
         )
         stages.append(Stage("random layers", f"{_names(plan.after)}, on whole batches, anew at each"))
     if plan.last_batch == "pad":

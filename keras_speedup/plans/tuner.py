@@ -123,6 +123,13 @@ class Tuner:
             self._collect()
 
     @property
+    def plan(self) -> str:
+        """The name of the plan that runs the steps now."""
+        if self.best is not None:
+            return self.best.plan
+        return str(self.engine.explicit_plan if self.jit_compile is True else self.engine.baseline)
+
+    @property
     def gain(self) -> float | None:
         """How many times faster a step is than on the plain graph."""
         if self._baseline is None or self.best is None or not self._baseline.times or not self.best.times:
