@@ -239,9 +239,7 @@ def _is_mixed(layer: Any) -> bool:
 
 def _is_graph(model: Any) -> bool:
     """Returns whether a model is a graph of layers: functional, or a Sequential that knows its inputs."""
-    if isinstance(model, Functional):
-        return True
-    return isinstance(model, keras.Sequential) and bool(getattr(model, "outputs", None))
+    return isinstance(model, (Functional, keras.Sequential)) and bool(getattr(model, "outputs", None))
 
 
 def _read_graph(model: Any, tensors: dict[Key, Any]) -> Trace:
@@ -271,9 +269,9 @@ def _read_graph(model: Any, tensors: dict[Key, Any]) -> Trace:
 
 
 def _built_inputs(model: Any) -> Any:
-    """Returns the inputs that a model was built with, or None."""
-    shape = (getattr(model, "get_build_config", dict)() or {}).get("input_shape")
-    try:
-        return None if shape is None else Spec(tuple(shape), "float32")
-    except TypeError:
+    """Returns the one input that a model was built with, or None where that is not known."""
+    config = model.get_build_config() if model.built else None
+    shape = (config or {}).get("input_shape")
+    if not isinstance(shape, (list, tuple)) or not all(size is None or isinstance(size, int) for size in shape):
         return None
+    return Spec(tuple(shape), "float32")

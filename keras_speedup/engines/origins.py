@@ -130,7 +130,7 @@ class _JaxprReader:
         steps = self.trace.steps
         for number, equation in enumerate(jaxpr.eqns):
             sources = tuple((path, id(variable)) for variable in equation.invars)
-            keys = [(path, id(variable)) for variable in equation.outvars]
+            keys: list[Key] = [(path, id(variable)) for variable in equation.outvars]
             name = str(equation.params.get("name", ""))
             inner = [jaxpr for value in equation.params.values() for jaxpr in _jaxprs(value)]
             if equation.primitive.name == "name" and name.startswith(self._prefix):
@@ -152,7 +152,7 @@ class _JaxprReader:
         for number, jaxpr in enumerate(inner):
             place = (*path, number)
             made = self.read(jaxpr, place)
-            taken = [(place, id(variable)) for variable in jaxpr.invars]
+            taken: list[Key] = [(place, id(variable)) for variable in jaxpr.invars]
             one_to_one = not is_flow and len(taken) == len(sources) and len(made) == len(keys)
             for index, key in enumerate(taken):
                 steps[key] = Step((sources[index],) if one_to_one else (*sources, *(made if is_flow else ())))
