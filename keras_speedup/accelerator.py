@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +13,13 @@ from .engines.feed import ArrayFeed, flatten
 from .flavor import FLAVOR, flatten_layers, is_random
 from .pipeline.arrays import array_source
 from .plans import loop
+from .plans.memory import PlanMemory
 from .plans.meter import Meter
 from .plans.tuner import Tuner
+from .precision import devices
 from .report import SpeedupReport
+
+_PACKAGES = ("keras", "tf_keras", "tensorflow", "jax", "torch", "keras_speedup")
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,9 @@ class Accelerator:
                 parts = host.unpack(validation_data)
                 size = validation_batch_size or batch_size
                 valid_feed.append(self._feed(*parts, batch_size=size, steps=validation_steps, **workers))
-            results = loop.evaluate(session, self._tuner("test"), valid_feed[0], listeners, steps=validation_steps)
+            results = loop.evaluate(
+                session, self._tuner("test", valid_feed[0]), valid_feed[0], listeners, steps=validation_steps
+            )
             return {f"val_{name}": value for name, value in results.items()}
 
         session = loop.Session(self.model, engine, self.meter)
@@ -150,7 +159,7 @@ class Accelerator:
         first = host.first_epoch(initial_epoch, steps_per_epoch or feed.num_batches)
         loop.train(
             session,
-            self._tuner("train"),
+            self._tuner("train", feed),
             feed,
             listeners,
             epochs=epochs,
@@ -182,7 +191,7 @@ class Accelerator:
             callbacks, history=False, verbose=verbose, epochs=1, steps=steps or feed.num_batches
         )
         session = loop.Session(self.model, engine, self.meter)
-        results = loop.evaluate(session, self._tuner("test"), feed, listeners, steps=steps)
+        results = loop.evaluate(session, self._tuner("test", feed), feed, listeners, steps=steps)
         return results if return_dict else engine.host.in_order(results)
 
     def predict(
@@ -227,13 +236,25 @@ class Accelerator:
             self._engine = engine_for(self.model)
         return self._engine
 
-    def _tuner(self, kind: str) -> Tuner:
+    def _tuner(self, kind: str, feed: Any) -> Tuner:
         if kind not in self._tuners:
-            tuner = Tuner(self._engine, kind, self.choices.jit_compile, self.choices.steps_per_execution)
-            self._tuners[kind] = tuner
+            choices = self.choices
+            memory = PlanMemory(self._facts(kind, feed))
+            self._tuners[kind] = Tuner(self._engine, kind, choices.jit_compile, choices.steps_per_execution, memory)
         tuner = self._tuners[kind]
         tuner.random = any(is_random(layer) for layer in flatten_layers(self.model))
         return tuner
+
+    def _facts(self, kind: str, feed: Any) -> list[Any]:
+        """Returns what the choice of a plan depends on."""
+        layers = [(type(layer).__name__, _config(layer)) for layer in flatten_layers(self.model)]
+        shapes = [tuple(weight.shape) for weight in self.model.weights]
+        optimizer = type(self.model.optimizer).__name__
+        machine = [platform.machine(), platform.processor(), os.cpu_count(), *map(repr, devices())]
+        versions = [(name, sys.modules[name].__version__) for name in _PACKAGES if name in sys.modules]
+        leaves = [(str(leaf.dtype), leaf.shape[1:]) for leaf in getattr(feed, "leaves", ())]
+        data = [str(feed.structure), str(feed.specs), leaves, getattr(feed, "batch_size", None), feed.num_batches]
+        return [kind, FLAVOR, layers, shapes, optimizer, str(self.choices), machine, versions, data]
 
     def _feed(self, x: Any, y: Any = None, sample_weight: Any = None, **how: Any) -> Any:
         source = array_source(x) if y is None and sample_weight is None and not how.get("class_weight") else None
@@ -241,6 +262,13 @@ class Accelerator:
             structure, leaves = flatten(source.arrays)
             return ArrayFeed(leaves, structure, source.batch_size, source.last_batch == "drop", source.epoch_order)
         return self._engine.host.feed(x, y, sample_weight, **how)
+
+
+def _config(layer: Any) -> Any:
+    try:
+        return layer.get_config()
+    except Exception:  # a layer of the user's that cannot be saved has none
+        return None
 
 
 def _check_batch_size(batch_size: Any) -> None:

@@ -170,9 +170,16 @@ def dataset_graph(tf: Any, dataset: Any) -> Any:
     return tf.compat.v1.GraphDef.FromString(text.numpy())
 
 
-def set_own_policy(layer: Any, name: str) -> None:
-    """Makes `layer`, without the layers inside it, compute under the dtype policy `name`."""
-    policy = keras.mixed_precision.Policy(name)
+def compute_in_float32(layer: Any, is_saved: bool = True) -> None:
+    """Makes `layer`, without the layers inside it, compute in float32.
+
+    Args:
+        layer: A layer under a mixed policy.
+        is_saved: Whether its config says so. False keeps the name of its policy, for a layer that makes the layers
+            inside it anew when it is loaded, and would find them in half precision.
+    """
+    policy = keras.mixed_precision.Policy("float32" if is_saved else layer.dtype_policy.name)
+    policy._compute_dtype = "float32"  # Keras 2.15 to 3.15; no public way to compute in another dtype than the name's
     if KERAS_MAJOR == 3:
         layer.dtype_policy = policy
     else:

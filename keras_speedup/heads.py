@@ -13,12 +13,12 @@ from .errors import SpeedupWarning
 from .flavor import (
     KERAS_MAJOR,
     Functional,
+    compute_in_float32,
     flatten_layers,
     is_operation,
     keras,
     output_position,
     producer,
-    set_own_policy,
     set_symbolic_dtype,
 )
 
@@ -34,6 +34,9 @@ def make_outputs_float32(model: Any, inputs: Any = None) -> list[str]:
     Where an output comes from a layer without weights or from an operation (a softmax, a sum), the nearest layers
     with weights before it are put in float32 too. Weights are float32 under a mixed policy already, and stay what they
     are. Layers under a policy map of their own, in float32, or quantized are left alone.
+
+    What is changed is saved with a layer, except for a layer of your own with layers inside: such a one makes them anew
+    when it is loaded, under the policy of that day. `SpeedupModel` finds its heads again after it is loaded.
 
     Args:
         model: A model with at least one layer that computes in half precision.
@@ -56,18 +59,19 @@ def make_outputs_float32(model: Any, inputs: Any = None) -> list[str]:
     try:
         heads, float32 = _find(model, inputs, tensors)
     except Exception as error:  # whatever a user's `call` raises where there are no values
+        reason = " ".join(str(error).split())
         warnings.warn(
             f"The layers that produce the outputs of {type(model).__name__} were not found and stay in half precision: "
-            f'calling it without values failed ({type(error).__name__}: {error}). Give them dtype="float32".',
+            f'calling it without values failed ({type(error).__name__}: {reason}). Give them dtype="float32".',
             SpeedupWarning,
             stacklevel=2,
         )
         return []
     changed = []
     for layer in heads:
-        mixed = [part for part in (flatten_layers(layer) if is_whole(layer) else [layer]) if _is_mixed(part)]
+        mixed = [part for part in (_parts(layer) if is_whole(layer) else [layer]) if _is_mixed(part)]
         for part in mixed:
-            set_own_policy(part, "float32")
+            compute_in_float32(part, is_saved=is_whole(part))
         if mixed:
             changed.append(layer.name)
     for key in float32 & set(tensors):
@@ -227,6 +231,15 @@ def _become_float32(trace: Trace, heads: dict[int, Any]) -> set[Key]:
             if becomes:
                 float32.add(key)
     return float32
+
+
+def _parts(layer: Any) -> list[Any]:
+    """Returns a layer and all inside it, and what a wrapper was made from, by which it is saved."""
+    wrapped = [
+        part.layer for part in flatten_layers(layer) if isinstance(getattr(part, "layer", None), keras.layers.Layer)
+    ]
+    parts = [*flatten_layers(layer), *(part for inner in wrapped for part in flatten_layers(inner))]
+    return list({id(part): part for part in parts}.values())
 
 
 def _is_mixed(layer: Any) -> bool:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from typing import Any, Literal
 
-from .engines.shadow import free_memory_bytes
+from .engines.shadow import cache_folder, free_memory_bytes
 from .flavor import FLAVOR, KERAS_MAJOR, keras, tensorflow
-from .pipeline.cache import cache_folder
 from .precision import best_precision, cpu_flags, devices
 from .report import table
 

@@ -9,6 +9,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["KERAS_SPEEDUP_CACHE"] = "off"  # what one test learns must not decide what another sees
 
 import numpy as np
 import pytest

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -37,6 +38,14 @@ def free_memory_bytes() -> int | None:
     except OSError:
         pass
     return None
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what is kept across runs."""
+    named = os.environ.get("KERAS_SPEEDUP_CACHE")
+    if named and named != "off":
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keras_speedup"
 
 
 def be_nice() -> None:

@@ -10,6 +10,10 @@ from typing import Any
 
 from ..errors import XlaUnsupportedError
 from ..flavor import flatten_layers
+
+# No public name in TensorFlow 2.15 to 2.21; enable_op_determinism is public.
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
 from .blockers import Blocker, blocker_in, blockers
 from .feed import Block, Feed, assemble
 from .graphs import Program, Step, shadow_copies, tf
@@ -84,6 +88,11 @@ class TensorFlowEngine:
         slow_loop = self._on_cpu and self.step(kind, feed, block).has_convolutions()
         return ("xla", "xla-loop") if slow_loop else ("xla-loop", "xla")
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether operations are to give equal bits in every run."""
+        return bool(is_op_determinism_enabled())
+
     def can_loop(self, kind: str, feed: Feed, block: Block) -> bool:
         return feed.can_stack and self.step(kind, feed, block).can_loop()
 
@@ -124,9 +133,30 @@ class TensorFlowEngine:
         return shadow_copies(self.step(kind, feed, block).variables)
 
     def compile_on_shadow(
-        self, kind: str, plan: str, steps: int, feed: Feed, block: Block, start: list[Any], *, random: bool
+        self,
+        kind: str,
+        plan: str,
+        steps: int,
+        feed: Feed,
+        block: Block,
+        start: list[Any],
+        *,
+        random: bool,
+        check: bool = True,
+        timed: int = 4,
     ) -> tuple[Program, ShadowResult]:
         """Compiles a plan, compares its numbers with the plain graph's and times both, all on shadow state.
+
+        Args:
+            kind: Which step of the model.
+            plan: The plan.
+            steps: The most steps in one call.
+            feed: Where the block came from.
+            block: A block to run.
+            start: The state to begin from.
+            random: Whether the model has random layers, which are then compared as outside training.
+            check: Whether to compare and time at all; not where an earlier run did.
+            timed: Steps of a run that is timed.
 
         Raises:
             XlaUnsupportedError: XLA cannot compile an operation of the step.
@@ -138,6 +168,8 @@ class TensorFlowEngine:
         try:
             _run_on_copies(program, variables, start, head)
             seconds = perf_counter() - began
+            if not check:
+                return program, ShadowResult(seconds, 0.0, 0.0)
             checked = self.program(kind, plan, steps, feed, block, quiet=True) if random else program
             plain = self.program(kind, "graph-loop", steps, feed, block, quiet=random)
             mine, first = _run_on_copies(checked, variables, start, head)
@@ -146,6 +178,7 @@ class TensorFlowEngine:
             raise XlaUnsupportedError(blocker_in(str(error), flatten_layers(self.model))) from error
         paired = _in_order_of(checked, plain, theirs)
         gap = relative_difference(*([v.numpy() for v in values] for values in (paired, mine, first)))
+        head, _ = block.split(min(timed, block.steps))
         ratio = step_ratio(
             lambda: self.wait(checked.on_shadow(checked.step.variables, mine, head)),
             lambda: self.wait(plain.on_shadow(plain.step.variables, theirs, head)),

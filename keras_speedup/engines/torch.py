@@ -47,13 +47,17 @@ class TorchEngine:
     baseline = "eager"
     loop_plan = "eager-loop"
     explicit_plan = "eager-loop"
+    is_deterministic = False
 
     def __init__(self, model: Any, host: Any):
         self.model, self.host = model, host
         self._device = keras.src.backend.torch.core.get_device()  # no public name in Keras 3.0 to 3.15
 
     def convert(self, block: Block) -> Block:
-        leaves = [torch.as_tensor(np.asarray(leaf)).to(self._device) for leaf in block.leaves]
+        arrays = [np.asarray(leaf) for leaf in block.leaves]
+        # PyTorch cannot share memory that must not be written, such as a TensorFlow tensor's.
+        writable = [array if array.flags.writeable else array.copy() for array in arrays]
+        leaves = [torch.as_tensor(array).to(self._device) for array in writable]
         return Block(leaves, block.steps, block.batch_size)
 
     def program(self, kind: str, plan: str, steps: int, feed: Feed, block: Block) -> TorchProgram:

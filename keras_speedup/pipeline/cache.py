@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engines.shadow import free_memory_bytes
+from ..engines.shadow import cache_folder, free_memory_bytes
 
 #: A cache takes at most this share of what is free.
 SHARE = 0.5
@@ -104,14 +104,6 @@ def _on_disk(tf: Any, dataset: Any, key: str | None, layers: list[Any]) -> Any:
             if not place.exists():
                 return dataset
     return tf.data.Dataset.load(str(place))
-
-
-def cache_folder() -> Path:
-    """Returns the folder for what is kept across runs."""
-    named = os.environ.get("KERAS_SPEEDUP_CACHE")
-    if named and named != "off":
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keras_speedup"
 
 
 def _sample_bytes(tf: Any, dataset: Any) -> int:

@@ -90,7 +90,9 @@ def build(tf: Any, source: Source, plan: Plan) -> tuple[Any, list[Stage]]:
         dataset = _from_samples(tf, source, plan, stages)
     if plan.after:
         dataset = dataset.map(
-            _on_x(plan.after, training=plan.training), num_parallel_calls=tf.data.AUTOTUNE, deterministic=plan.deterministic
+            _on_x(plan.after, training=plan.training),
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=plan.deterministic,
         )
         stages.append(Stage("random layers", f"{_names(plan.after)}, on whole batches, anew at each"))
     if plan.last_batch == "pad":

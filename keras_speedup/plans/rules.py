@@ -13,6 +13,9 @@ CALL_SECONDS = 0.3
 #: The most steps and the most bytes of input in one call.
 MAX_STEPS, MAX_BYTES = 1024, 64 * 2**20
 
+#: Steps in a call where nothing may be measured.
+FIXED_STEPS = 32
+
 #: The largest relative difference to the plain graph's numbers at which a plan is adopted.
 TOLERANCE = 1e-3
 
@@ -25,9 +28,12 @@ REGRET = 0.05
 #: Calls of a candidate, and of the best plan in turn with it, before one of the two is chosen.
 TRIAL_CALLS = 4
 
+#: How long a call of a trial should take on the best plan, in seconds.
+TRIAL_SECONDS = 0.04
+
 #: A candidate this many times slower than the plain loop on shadow state, where both are disturbed by the training,
 #: is not tried on the training's own steps.
-HOPELESS = 3.0
+HOPELESS = 6.0
 
 #: A program is compiled in the background only where this many seconds of training are left.
 WORTH_COMPILING_SECONDS = 1.5
@@ -52,14 +58,24 @@ def steps_per_call(
     return math.ceil(epoch_steps / calls)
 
 
-def steps_per_trial_call(best_step_seconds: float | None, call_seconds: float = 0.04) -> int:
+def trial_cost(step_ratio: float) -> float:
+    """Returns what a trial may cost, in seconds, of a plan that takes `step_ratio` times the plain loop's time."""
+    return 2 * TRIAL_SECONDS * max(0.0, step_ratio - 1.0)
+
+
+def steps_per_trial_call(best_step_seconds: float | None, call_seconds: float = TRIAL_SECONDS) -> int:
     """Returns the steps of a call that measures a candidate: enough to be timed, few enough to cost little."""
     return max(1, int(call_seconds / best_step_seconds)) if best_step_seconds else 1
 
 
+def typical(times: Sequence[float]) -> float:
+    """Returns the median of the faster half of the times: what else runs on the machine only ever adds to one."""
+    return median(sorted(times)[: (len(times) + 1) // 2])
+
+
 def is_faster(candidate: Sequence[float], best: Sequence[float]) -> bool:
-    """Returns whether the candidate's median step time beats the best plan's by more than the noise."""
-    return median(candidate) < GAIN * median(best)
+    """Returns whether the candidate's typical step time beats the best plan's by more than the noise."""
+    return typical(candidate) < GAIN * typical(best)
 
 
 def may_spend(spent_seconds: float, trained_seconds: float, cost_seconds: float = 0.0) -> bool:

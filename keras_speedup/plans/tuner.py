@@ -12,6 +12,7 @@ from ..engines.shadow import free_memory_bytes
 from ..errors import XlaUnsupportedError
 from . import rules
 from .background import BackgroundJob
+from .memory import PlanMemory
 from .meter import CallRecord
 from .trial import PlanTrial, Status
 
@@ -40,8 +41,7 @@ class Tuner:
         kind: Which step: "train" or "test".
         jit_compile: "auto", True or False, as given to `compile`.
         steps_per_execution: "auto" or a number of steps, as given to `compile`.
-        memory: What earlier runs chose: `load() -> dict | None` and `save(dict)`.
-        may_try: False where nothing may be tried while training (operations are to be deterministic).
+        memory: What earlier runs chose, or None.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Tuner:
         kind: str,
         jit_compile: Any = "auto",
         steps_per_execution: Any = "auto",
-        memory: Any = None,
-        may_try: bool = True,
+        memory: PlanMemory | None = None,
     ):
         self.engine, self.kind = engine, kind
         self.jit_compile, self.steps_per_execution = jit_compile, steps_per_execution
-        self.memory, self.may_try = memory, may_try
+        self.memory = memory
+        self._remembered = memory.load() if memory is not None and jit_compile == "auto" else None
         self.trials: list[PlanTrial] = []
         self.notes: list[str] = []
         self.blockers: list[str] = []
@@ -67,12 +67,14 @@ class Tuner:
         self._baseline: _Candidate | None = None
         self.best: _Candidate | None = None
         self._trial: _Candidate | None = None
+        self._waiting: tuple[_Candidate, float] | None = None
         self._queue: list[str] | None = None
         self._job: tuple[str, int, BackgroundJob[Any]] | None = None
         self._steps_left: int | None = None
         self._epoch_steps: int | None = None
         self._last: tuple[Any, Any] | None = None
         self._turn = 0
+        self._rival: list[float] = []  # the best plan's times in turn with the trial's
 
     # What the loop asks
 
@@ -80,9 +82,10 @@ class Tuner:
         """Says what a fit is like before its first step."""
         self._epoch_steps, self._steps_left = epoch_steps, steps_left
         if bool(every_batch) != bool(self.every_batch):  # K changes from or to 1: the plans must be found anew
-            self.best, self._trial, self._queue = None, None, None
+            self.best = self._trial = self._waiting = self._queue = None
         self.every_batch = every_batch
         if every_batch:
+            self._remembered = None
             self._note(f"one step a call: {', '.join(every_batch)} must see every batch")
 
     def steps_wanted(self) -> int:
@@ -109,6 +112,8 @@ class Tuner:
             seconds = work
         else:
             candidate.times.append(seconds / block.steps)
+            if self._trial is not None and candidate is self.best:
+                self._rival.append(seconds / block.steps)
         candidate.runs += 1
         self.trained_seconds += seconds + compiling
         if self._steps_left is not None:
@@ -188,6 +193,10 @@ class Tuner:
             if ran is self._trial and ran.step_seconds and self.best.step_seconds:
                 self.choosing_seconds += max(0.0, seconds - block.steps * self.best.step_seconds)
             self._judge_trial()
+        elif self._waiting is not None:
+            if rules.may_spend(self.choosing_seconds, self.trained_seconds, self._waiting[1]):
+                (candidate, _), self._waiting = self._waiting, None
+                self._start_trial(candidate)
         elif self._job is not None:
             if self._job[2].is_done:
                 self._collect()
@@ -196,6 +205,12 @@ class Tuner:
 
     def _leave_baseline(self, feed: Any, block: Any) -> None:
         """Leaves the plain graph once it is measured, for a loop of K steps where that can be had."""
+        if self.engine.is_deterministic:
+            self._follow_rule(feed, block)
+            return
+        if self._remembered is not None:
+            self._follow_memory(feed, block, self._remembered)
+            return
         baseline = self._baseline if self.jit_compile is not True else self._explicit(feed, block)
         if baseline is None or len(baseline.times) < 3 or (sum(baseline.times) < 0.03 and len(baseline.times) < 20):
             return
@@ -215,6 +230,33 @@ class Tuner:
         self.choosing_seconds += perf_counter() - began
         self._start_trial(_Candidate(self.engine.loop_plan, program))
 
+    def _follow_rule(self, feed: Any, block: Any) -> None:
+        """Takes the plain loop at once: what is measured is not the same in every run, so nothing is."""
+        self._note("operations are deterministic: the plan is chosen by rule")
+        self._take_loop(
+            feed, block, self.steps_per_execution if self.steps_per_execution != "auto" else rules.FIXED_STEPS
+        )
+
+    def _follow_memory(self, feed: Any, block: Any, remembered: dict[str, Any]) -> None:
+        """Takes the plan that an earlier run chose; what must be compiled first is, beside the training."""
+        self._note(f"an earlier run chose {remembered['plan']}: nothing is tried again")
+        steps = min(remembered["steps_per_call"], self._epoch_steps or remembered["steps_per_call"])
+        self._take_loop(feed, block, 1 if remembered["plan"] == self.engine.baseline else steps)
+        compiled = remembered["plan"] in self._plans_to_compile(feed, block)
+        self._queue = [remembered["plan"]] if compiled else []
+
+    def _take_loop(self, feed: Any, block: Any, steps: int) -> None:
+        baseline = self._baseline if self.jit_compile is not True else self._explicit(feed, block)
+        if baseline is None:
+            return
+        self.best, self._queue = baseline, []
+        if steps > 1 and not self.every_batch and self.engine.can_loop(self.kind, feed, block):
+            if self.jit_compile is True:
+                baseline.program.steps = steps
+                return
+            program = self.engine.program(self.kind, self.engine.loop_plan, steps, feed, block)
+            self.best = _Candidate(self.engine.loop_plan, program)
+
     def _steps_per_call(self, feed: Any, block: Any) -> int:
         if self.steps_per_execution != "auto":
             return int(self.steps_per_execution)
@@ -224,7 +266,7 @@ class Tuner:
         return rules.steps_per_call(self.best.step_seconds, self._epoch_steps, size)
 
     def _plans_to_compile(self, feed: Any, block: Any) -> list[str]:
-        if self.jit_compile is False or not self.may_try:
+        if self.jit_compile is False:
             return []
         found = self.engine.blockers(self.kind, feed, block)
         if found:
@@ -241,26 +283,27 @@ class Tuner:
         return [plan for plan in plans if plan == self.engine.explicit_plan] if self.every_batch else plans
 
     def _start_trial(self, candidate: _Candidate) -> None:
-        self._trial, self._turn = candidate, 0
+        self._trial, self._turn, self._rival = candidate, 0, []
 
     def _judge_trial(self) -> None:
         trial, best = self._trial, self.best
         assert trial is not None and best is not None
-        if len(trial.times) < rules.TRIAL_CALLS or len(best.times) < rules.TRIAL_CALLS:
-            stop = trial.times and not rules.may_spend(self.choosing_seconds, self.trained_seconds)
-            if not stop or rules.is_faster(trial.times, best.times):
+        in_turn = best.program.steps > 1 or trial.program.steps == 1  # else the best plan cannot run the same blocks
+        rival = self._rival if in_turn else list(best.times)
+        if len(trial.times) < rules.TRIAL_CALLS or len(rival) < rules.TRIAL_CALLS:
+            too_dear = len(rival) > 1 and not rules.may_spend(self.choosing_seconds, self.trained_seconds)
+            if not trial.times or not too_dear or rules.is_faster(trial.times, rival):
                 return
         self._trial = None
-        if rules.is_faster(trial.times, best.times):
+        ratio = rules.typical(rival) / rules.typical(trial.times)
+        if rules.is_faster(trial.times, rival):
             if best is not self._baseline:
                 self._replace(best, "refused", f"{trial.plan} is faster")
-            self._add(trial, "kept", f"{median(best.times) / median(trial.times):.2f} times as fast as {best.plan}")
+            self._add(trial, "kept", f"{ratio:.2f} times as fast as {best.plan}")
             self.best = trial
         else:
-            ratio = median(trial.times) / median(best.times)
-            self._add(trial, "refused", f"a step takes {ratio:.2f} times as long as with {best.plan}")
-        if not self._queue and self._job is None:
-            self._remember()
+            self._add(trial, "refused", f"a step takes {1 / ratio:.2f} times as long as with {best.plan}")
+        self._remember()
 
     def _start_next(self) -> None:
         """Begins to compile the next plan beside the training, where enough training is left."""
@@ -273,11 +316,16 @@ class Tuner:
         began = perf_counter()
         start = self.engine.prepare_shadow(self.kind, feed, block)
         self.choosing_seconds += perf_counter() - began
-        engine, kind, random = self.engine, self.kind, self.random
+        engine, kind, random, check = self.engine, self.kind, self.random, self._remembered is None
+        timed = rules.steps_per_trial_call(self.best.step_seconds)
         self._job = (
             plan,
             steps,
-            BackgroundJob(lambda: engine.compile_on_shadow(kind, plan, steps, feed, block, start, random=random)),
+            BackgroundJob(
+                lambda: engine.compile_on_shadow(
+                    kind, plan, steps, feed, block, start, random=random, check=check, timed=timed
+                )
+            ),
         )
 
     def _collect(self) -> None:
@@ -293,17 +341,19 @@ class Tuner:
             return
         assert job.result is not None
         program, found = job.result
+        if self._remembered is not None:
+            self.best = _Candidate(plan, program, found.compile_seconds)
+            self._add(self.best, "kept", "an earlier run found it the fastest, and its numbers equal")
+            return
         candidate = _Candidate(plan, program, found.compile_seconds, found.difference)
         if not rules.agrees(found.difference):
-            self._add(
-                candidate,
-                "refused",
-                f"its numbers differ from the plain graph's by {found.difference:.1e}, allowed are {rules.TOLERANCE}",
-            )
+            gap = f"its numbers differ from the plain graph's by {found.difference:.1e}, allowed are {rules.TOLERANCE}"
+            self._add(candidate, "refused", gap)
         elif found.step_ratio > rules.HOPELESS:
             self._add(candidate, "refused", f"{found.step_ratio:.1f} times as slow as the plain loop on shadow state")
         else:
-            self._start_trial(candidate)
+            self._waiting = candidate, rules.trial_cost(found.step_ratio)
+        self._remember()
 
     # Telling
 
@@ -329,5 +379,13 @@ class Tuner:
         self._add(candidate, status, reason)
 
     def _remember(self) -> None:
-        if self.memory is not None and self.best is not None:
+        """Keeps the choice for later runs, once nothing is left to be tried."""
+        done = (
+            not self._queue
+            and self._job is None
+            and self._trial is None
+            and self._waiting is None
+            and not self.engine.is_deterministic
+        )
+        if done and self.memory is not None and self.best is not None and not self._remembered and not self.every_batch:
             self.memory.save({"plan": self.best.plan, "steps_per_call": int(self.best.program.steps)})
