@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from .flavor import FLAVOR, keras, tensorflow
@@ -39,11 +41,54 @@ def strategy(kind: str = "auto") -> Any:
     if FLAVOR == "jax":
         return keras.distribution.DataParallel()
     tf = tensorflow("keras_speedup.strategy")
-    if os.environ.get("TF_CONFIG"):
+    machines = machines_named_by(os.environ)
+    if machines == "TF_CONFIG":
         return tf.distribute.MultiWorkerMirroredStrategy()
-    if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver()
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    if machines == "Slurm":
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=_slurm_resolver(tf))
     if len(tf.config.list_logical_devices("GPU")) > 1:
         return tf.distribute.MirroredStrategy()
     return tf.distribute.get_strategy()
+
+
+def machines_named_by(environment: Mapping[str, str]) -> str | None:
+    """Returns "TF_CONFIG" or "Slurm", whichever names several machines or processes to train on, or None.
+
+    Args:
+        environment: As `os.environ`.
+
+    Raises:
+        ValueError: `TF_CONFIG` is not what TensorFlow reads.
+
+    Example:
+
+    >>> machines_named_by({"SLURM_NTASKS": "4"})
+    'Slurm'
+    >>> machines_named_by({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'})
+    """
+    config = environment.get("TF_CONFIG")
+    if config:
+        try:
+            cluster = json.loads(config).get("cluster", {})
+            workers = sum(len(cluster.get(job, ())) for job in ("chief", "worker"))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(
+                'TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:port", "host2:port"]}, "task": {"type": '
+                f'"worker", "index": 0}}}}, got {config!r} ({error}).'
+            ) from error
+        return "TF_CONFIG" if workers > 1 else None
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
+    return "Slurm" if tasks.isdigit() and int(tasks) > 1 else None
+
+
+def _slurm_resolver(tf: Any) -> Any:
+    resolvers = tf.distribute.cluster_resolver
+    if tf.config.list_physical_devices("GPU"):
+        return resolvers.SlurmClusterResolver()
+    # TensorFlow 2.21 counts a node's tasks by its GPUs (test_two_tasks_of_a_slurm_step): give each task one on paper.
+    slurm = resolvers.SlurmClusterResolver(gpus_per_node=4096, gpus_per_task=1, auto_set_gpu=False)
+    cluster = slurm.cluster_spec()
+    job, index = slurm.get_task_info()
+    return resolvers.SimpleClusterResolver(
+        cluster, task_type=job, task_id=index, num_accelerators={"GPU": 0}, rpc_layer="grpc"
+    )

@@ -180,6 +180,11 @@ def compute_in_float32(layer: Any, is_saved: bool = True) -> None:
     """
     policy = keras.mixed_precision.Policy("float32" if is_saved else layer.dtype_policy.name)
     policy._compute_dtype = "float32"  # Keras 2.15 to 3.15; no public way to compute in another dtype than the name's
+    set_policy(layer, policy)
+
+
+def set_policy(layer: Any, policy: Any) -> None:
+    """Puts `layer`, without the layers inside it, under a dtype policy."""
     if KERAS_MAJOR == 3:
         layer.dtype_policy = policy
     else:

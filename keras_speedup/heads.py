@@ -252,7 +252,12 @@ def _is_mixed(layer: Any) -> bool:
 
 def _is_graph(model: Any) -> bool:
     """Returns whether a model is a graph of layers: functional, or a Sequential that knows its inputs."""
-    return isinstance(model, (Functional, keras.Sequential)) and bool(getattr(model, "outputs", None))
+    if not isinstance(model, (Functional, keras.Sequential)):
+        return False
+    try:
+        return bool(model.outputs)
+    except (AttributeError, ValueError):  # a Sequential of Keras 3 before its first call
+        return False
 
 
 def _read_graph(model: Any, tensors: dict[Key, Any]) -> Trace:

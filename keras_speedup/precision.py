@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .flavor import FLAVOR, KERAS_MAJOR, flatten_layers, keras, tensorflow
+from .flavor import FLAVOR, KERAS_MAJOR, flatten_layers, keras, set_policy, tensorflow
 
 _POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16")
 _BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+#: A mixed policy is adopted when it takes less than this share of float32's time, so that noise alone adopts nothing.
+FASTER = 0.95
+
+#: And when its losses on the same batches from the same weights differ from float32's by no more than this share, on
+#: average. Rounding alone makes bfloat16 (8 bits of mantissa) differ by about 1%.
+LOSS_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -146,11 +155,141 @@ def cpu_flags() -> frozenset[str]:
 
 
 def needs_loss_scaling(model: Any) -> bool:
-    """Returns whether any trained layer computes in float16, whose small gradients would vanish unscaled."""
-    return any(layer.compute_dtype == "float16" and layer.trainable_weights for layer in flatten_layers(model))
+    """Returns whether any trained layer computes in float16, whose small gradients would vanish unscaled.
+
+    Example:
+
+    >>> from keras_speedup.flavor import keras
+    >>> half = keras.layers.Dense(4, dtype="mixed_float16")
+    >>> needs_loss_scaling(keras.Sequential([keras.Input((3,)), half, keras.layers.Dense(2)]))
+    True
+    """
+    layers = flatten_layers(model)
+    return any(getattr(layer, "compute_dtype", None) == "float16" and layer.trainable_weights for layer in layers)
+
+
+def scales_loss(optimizer: Any) -> bool:
+    """Returns whether an optimizer scales the loss: one around another that does, or one with a factor of its own."""
+    wrapper = keras.optimizers.LossScaleOptimizer if KERAS_MAJOR == 3 else keras.mixed_precision.LossScaleOptimizer
+    return isinstance(optimizer, wrapper) or getattr(optimizer, "loss_scale_factor", None) is not None
 
 
 def scaled(optimizer: Any) -> Any:
     """Returns the optimizer with loss scaling, which it may have already."""
-    wrapper = keras.optimizers.LossScaleOptimizer if KERAS_MAJOR == 3 else keras.mixed_precision.LossScaleOptimizer
-    return optimizer if optimizer is None or isinstance(optimizer, wrapper) else wrapper(optimizer)
+    if optimizer is None or scales_loss(optimizer):
+        return optimizer
+    if KERAS_MAJOR == 3:
+        return keras.optimizers.LossScaleOptimizer(optimizer)
+    return keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+
+@contextmanager
+def only_scaled_losses(optimizer: Any, where: str) -> Iterator[None]:
+    """While a training step is traced in it, refuses gradients of a loss that was not scaled.
+
+    Args:
+        optimizer: The optimizer of the step; one without loss scaling is not watched.
+        where: What applies the gradients, for the message, such as "Gan.train_step".
+
+    Raises:
+        ValueError: Gradients are applied, and the optimizer has not scaled a loss before.
+    """
+    scale = "scale_loss" if KERAS_MAJOR == 3 else "get_scaled_loss"
+    applying = [name for name in ("apply", "stateless_apply", "apply_gradients") if hasattr(optimizer, name)]
+    if not scales_loss(optimizer) or not hasattr(optimizer, scale):
+        yield
+        return
+    is_scaled = False
+
+    def watch(call: Any, scales: bool) -> Any:
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_scaled
+            is_scaled = is_scaled or scales
+            if not is_scaled:
+                raise ValueError(
+                    f"{where} applies gradients of a loss that was not scaled, while layers compute in float16. Take "
+                    f'them of self.optimizer.{scale}(loss), or train under "mixed_bfloat16", which needs no scaling.'
+                )
+            return call(*args, **kwargs)
+
+        return watching
+
+    for name in (scale, *applying):
+        vars(optimizer)[name] = watch(getattr(optimizer, name), name == scale)
+    try:
+        yield
+    finally:
+        for name in (scale, *applying):
+            del vars(optimizer)[name]
+
+
+def take_policy(model: Any, policy: str, keep: Collection[str] = ()) -> Callable[[], None]:
+    """Puts the layers of a model that are in float32 under a mixed policy, and returns what undoes it.
+
+    Layers under any other policy stay what they are; `heads.make_outputs_float32` sees to the outputs afterwards.
+
+    Args:
+        model: The model. Weights are float32 before and after.
+        policy: "mixed_float16" or "mixed_bfloat16".
+        keep: The names of layers to leave in float32.
+
+    Raises:
+        ValueError: The model has been built by Keras 2, whose weights are cast under the policy they were made under.
+    """
+    layers = [layer for layer in flatten_layers(model) if layer.name not in keep and _is_float32(layer)]
+    if KERAS_MAJOR == 2 and any(layer.weights for layer in layers):
+        raise ValueError(
+            f"Keras 2 settles the precision of a layer when it is built, and '{model.name}' has been built. Call "
+            f"set_precision({policy!r}) before the model is made."
+        )
+    before = [(layer, layer.dtype_policy) for layer in flatten_layers(model)]  # heads may change afterwards
+    for layer in layers:
+        set_policy(layer, keras.mixed_precision.Policy(policy))
+
+    def undo() -> None:
+        for layer, old in before:
+            set_policy(layer, old)
+
+    return undo
+
+
+def _is_float32(layer: Any) -> bool:
+    return getattr(getattr(layer, "dtype_policy", None), "name", None) == "float32"
+
+
+@dataclass(frozen=True)
+class PrecisionTrial:
+    """What a few steps under a policy showed.
+
+    Attributes:
+        policy: "float32", "mixed_float16" or "mixed_bfloat16".
+        step_seconds: Of one step, the median.
+        losses: Of each step, in order.
+    """
+
+    policy: str
+    step_seconds: float
+    losses: tuple[float, ...]
+
+
+def choose_precision(float32: PrecisionTrial, mixed: PrecisionTrial) -> Choice:
+    """Returns the policy to train under, given what both did with the same batches from the same weights.
+
+    Example:
+
+    >>> choose_precision(
+    ...     PrecisionTrial("float32", 0.010, (2.0, 1.0)), PrecisionTrial("mixed_bfloat16", 0.013, (2.0, 1.0))
+    ... )
+    Choice(policy='float32', reason="mixed_bfloat16 takes 1.30 times float32's time")
+    """
+    ratio = mixed.step_seconds / float32.step_seconds
+    took = f"{mixed.policy} takes {ratio:.2f} times float32's time"
+    if not all(math.isfinite(loss) for loss in mixed.losses):
+        return Choice("float32", f"under {mixed.policy} the loss is not finite")
+    size = sum(abs(loss) for loss in float32.losses) or 1.0
+    off = sum(abs(one - other) for one, other in zip(float32.losses, mixed.losses, strict=True)) / size
+    if not off <= LOSS_TOLERANCE:
+        return Choice("float32", f"under {mixed.policy} the loss is {off:.1%} off float32's")
+    if ratio >= FASTER:
+        return Choice("float32", took)
+    return Choice(mixed.policy, f"{took}, the loss is within {off:.1%} of float32's")

@@ -15,6 +15,8 @@ layers = keras.layers
 POLICIES = ("mixed_float16", "mixed_bfloat16")
 FLOATS = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
 IMAGES = np.random.default_rng(0).normal(size=(8, 6, 6, 2)).astype("float32")
+#: Keras before 3.4 rounds the inputs of a functional model to the dtype of the layer that took them first.
+ROUNDING = 1e-6 if KERAS_MAJOR == 2 or hasattr(keras.dtype_policies, "DTypePolicyMap") else 5e-3
 TOKENS = np.random.default_rng(0).integers(0, 9, (8, 5)).astype("int32")
 
 
@@ -303,8 +305,9 @@ def test_it_trains_saves_loads_and_predicts_the_same(name, policy, tmp_path):
     keras.mixed_precision.set_global_policy(policy)
     model = make()
     names = heads.make_outputs_float32(model, inputs)
-    model.compile("sgd", "mse")
-    history = model.fit(inputs, zeros_like(model(inputs)), batch_size=8, verbose=0)
+    targets = zeros_like(model(inputs))
+    model.compile("sgd", dict.fromkeys(targets, "mse") if isinstance(targets, dict) else "mse")
+    history = model.fit(inputs, targets, batch_size=8, verbose=0)
     assert np.isfinite(history.history["loss"][0])
     before = flat(model(inputs))
     if isinstance(model, (Parts, Projected)):
@@ -320,7 +323,7 @@ def test_it_trains_saves_loads_and_predicts_the_same(name, policy, tmp_path):
         assert changed == [] or any(isinstance(layer, Block) for layer in model.layers)
     for one, other in zip(before, flat(again(inputs)), strict=True):
         assert dtype_of(one) == dtype_of(other) == "float32"
-        np.testing.assert_allclose(values(one), values(other), atol=1e-6)
+        np.testing.assert_allclose(values(one), values(other), atol=ROUNDING)
 
 
 def kind_of(name):
