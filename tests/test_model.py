@@ -32,7 +32,7 @@ def assert_same_weights(model, other, tolerance=1e-5):
 def test_loss_history_equals_plain_keras(kind, make_pair, samples):
     plain, fast = make_pair(kind, optimizer="adam", metrics=["accuracy"])
     fast.compile("adam", PROBABILITIES, metrics=["accuracy"], jit_compile=False)
-    settings = dict(batch_size=32, epochs=3, shuffle=False, verbose=0, validation_split=0.2)
+    settings = {"batch_size": 32, "epochs": 3, "shuffle": False, "verbose": 0, "validation_split": 0.2}
     assert_same(plain.fit(*samples, **settings).history, fast.fit(*samples, **settings).history)
     assert_same_weights(plain, fast)
 
@@ -42,7 +42,7 @@ def test_loss_history_equals_plain_keras(kind, make_pair, samples):
 def test_loss_history_under_xla_equals_plain_keras(make_pair, samples, steps):
     plain, fast = make_pair()
     fast.compile("sgd", PROBABILITIES, jit_compile=True, steps_per_execution=steps)
-    settings = dict(batch_size=32, epochs=3, shuffle=False, verbose=0)
+    settings = {"batch_size": 32, "epochs": 3, "shuffle": False, "verbose": 0}
     assert_same(plain.fit(*samples, **settings).history, fast.fit(*samples, **settings).history, 1e-3)
     assert fast.speedup_report.plan == "xla"
 
@@ -50,7 +50,7 @@ def test_loss_history_under_xla_equals_plain_keras(make_pair, samples, steps):
 def test_odd_last_batch_changes_no_weight(kind, make_pair, samples):
     plain, fast = make_pair(kind, normalized_layers, metrics=["accuracy"])
     x, y = samples[0][:103], samples[1][:103]
-    settings = dict(batch_size=32, epochs=4, shuffle=False, verbose=0)
+    settings = {"batch_size": 32, "epochs": 4, "shuffle": False, "verbose": 0}
     assert_same(plain.fit(x, y, **settings).history, fast.fit(x, y, **settings).history)
     assert_same_weights(plain, fast)
     assert_same(plain.evaluate(x, y, verbose=0, return_dict=True), fast.evaluate(x, y, verbose=0, return_dict=True))
@@ -289,7 +289,7 @@ def test_dict_inputs_and_several_outputs(samples):
     x = {"one": samples[0][:, :4], "two": samples[0][:, 4:]}
     y = {"a": samples[0][:, :1], "b": samples[1]}
     plain, fast = make(keras.Model), make(ks.SpeedupModel)
-    settings = dict(epochs=3, shuffle=False, verbose=0)
+    settings = {"epochs": 3, "shuffle": False, "verbose": 0}
     assert_same(plain.fit(x, y, **settings).history, fast.fit(x, y, **settings).history, 1e-4)
     predicted = fast.predict(x, verbose=0)
     np.testing.assert_allclose(predicted["b"], plain.predict(x, verbose=0)["b"], atol=1e-5)
@@ -310,7 +310,7 @@ def test_dropout_draws_the_same_numbers_on_uncompiled_plans(make_pair, samples):
         return [layers.Dense(16), layers.Dropout(0.5), layers.Dense(4, activation="softmax")]
 
     plain, fast = make_pair("functional", dropping)
-    settings = dict(batch_size=32, epochs=4, verbose=0, shuffle=False)
+    settings = {"batch_size": 32, "epochs": 4, "verbose": 0, "shuffle": False}
     keras.utils.set_random_seed(9)
     expected = plain.fit(*samples, **settings).history
     keras.utils.set_random_seed(9)

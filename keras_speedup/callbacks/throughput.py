@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import warnings
@@ -97,6 +98,10 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
                 stacklevel=2,
             )
         if self.log_dir is not None:
+            if importlib.util.find_spec("tensorboard") is None:  # TensorFlow 2.21 no longer brings it
+                raise ImportError(
+                    "ThroughputLogger(log_dir=...) needs TensorBoard. Install it: pip install tensorboard"
+                )
             tf = tensorflow("ThroughputLogger(log_dir=...)")
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 

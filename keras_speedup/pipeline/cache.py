@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..engines.shadow import cache_folder, free_memory_bytes

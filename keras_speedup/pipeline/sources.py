@@ -123,7 +123,7 @@ def _generator(tf: Any, x: Any) -> Source:
     make: Callable[[], Iterable[Any]]
     if callable(x):
         make = x
-    elif inspect.isgenerator(x):
+    elif hasattr(x, "__next__"):
         raise ValueError(
             "A generator can be read once only. Give the function that makes it: dataset(function), not "
             "dataset(function())."

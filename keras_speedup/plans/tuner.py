@@ -107,7 +107,8 @@ class Tuner:
         seconds = perf_counter() - built
         compiling = built - began
         if candidate.runs == 0:  # the first run still optimises or loads the program
-            work = min(seconds, block.steps * (self.best.step_seconds or 0.0) if self.best else 0.0)
+            known = self.best.step_seconds if self.best is not None else None
+            work = seconds if known is None else min(seconds, block.steps * known)
             compiling += seconds - work
             seconds = work
         else:

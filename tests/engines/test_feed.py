@@ -56,9 +56,9 @@ def test_error_of_the_source_reaches_the_training():
         raise KeyError("the file is gone")
 
     cursor = Cursor(IteratorFeed(broken, None), lambda block: block)
+    cursor.take(1)
     with pytest.raises(KeyError, match="the file is gone"):
-        while cursor.take(1) is not None:
-            pass
+        cursor.take(1)
     cursor.close()
 
 

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from keras_speedup.plans import rules
 
 
-@given(
-    st.floats(1e-6, 10), st.one_of(st.none(), st.integers(1, 100_000)), st.integers(1, 2**30), st.floats(0.01, 1)
-)
+@given(st.floats(1e-6, 10), st.one_of(st.none(), st.integers(1, 100_000)), st.integers(1, 2**30), st.floats(0.01, 1))
 def test_a_call_stays_within_its_time_its_memory_and_the_epoch(step_seconds, epoch_steps, batch_bytes, call_seconds):
     steps = rules.steps_per_call(step_seconds, epoch_steps, batch_bytes, call_seconds)
     assert 1 <= steps <= rules.MAX_STEPS
@@ -33,7 +31,8 @@ def test_noise_that_only_adds_time_does_not_hide_the_faster_plan():
 
 
 @pytest.mark.parametrize(
-    ("spent", "trained", "cost", "may"), [(0, 10, 0.5, True), (0.4, 10, 0.2, False), (0, 0, 0.1, False), (0, 0, 0, True)]
+    ("spent", "trained", "cost", "may"),
+    [(0, 10, 0.5, True), (0.4, 10, 0.2, False), (0, 0, 0.1, False), (0, 0, 0, True)],
 )
 def test_trials_cost_at_most_five_percent_of_the_time_trained(spent, trained, cost, may):
     assert rules.may_spend(spent, trained, cost) is may
