@@ -41,6 +41,16 @@ class Diagnosis:
         device_seconds: Time of one step where many run in one call.
         memory_share: Share of the device's memory in use at the most; None where it is unknown.
         fixes: What to do, the most useful first.
+
+    Example:
+
+    >>> import keras_speedup as ks
+    >>> print(ks.Diagnosis("input", 0.01, 0.002, 0.002, None, ()))
+    bottleneck: input
+    probe              ms
+    a batch of input   10.00
+    a step, one a call  2.00
+    a step, many a call  2.00
     """
 
     bottleneck: str

@@ -8,12 +8,11 @@ from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
-from ..errors import XlaUnsupportedError
-from ..flavor import flatten_layers
-
 # No public name in TensorFlow 2.15 to 2.21; enable_op_determinism is public.
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from ..errors import XlaUnsupportedError
+from ..flavor import flatten_layers
 from .blockers import Blocker, blocker_in, blockers
 from .feed import Block, Feed, assemble
 from .graphs import Program, Step, shadow_copies, tf

@@ -32,13 +32,15 @@ def image_files(folder: Path) -> tuple[list[str], list[int], list[str]]:
 
 def image_samples(tf: Any, paths: list[str], labels: list[int], size: tuple[int, int], pipeline: Any) -> Any:
     """Returns a dataset of `(image, label)`: uint8 of shape `(height, width, 3)`, and int64."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError('Folders of images need Pillow. Install it: pip install "keras-speedup[images]"') from error
     height, width = size
     skip = pipeline.on_error == "skip"
 
     def fallback(path: bytes) -> tuple[np.ndarray, np.bool_]:
         """Decodes what TensorFlow cannot, such as CMYK, or an orientation in EXIF, or says why it is no image."""
-        from PIL import Image, ImageOps
-
         name = path.decode()
         try:
             with Image.open(io.BytesIO(Path(name).read_bytes())) as image:

@@ -18,6 +18,12 @@ class Finding:
         place: The stages it is about, from the source on.
         harm: What it costs.
         fix: What to write instead.
+
+    Example:
+
+    >>> import keras_speedup as ks
+    >>> print(ks.Finding("cache-after-shuffle", "shuffle, cache", "Every epoch is alike.", "Put cache() first."))
+    cache-after-shuffle at shuffle, cache: Every epoch is alike. Put cache() first.
     """
 
     code: str
