@@ -446,3 +446,26 @@ def test_speedup_puts_the_head_of_a_finished_model_in_float32(name):
     fast = ks.speedup(model)
     assert set(products_behind(fast, inputs)) == {"float32"}
     assert dtype_of(fast(inputs)) == "float32"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_saved_speedup_model_predicts_the_same_whatever_the_policy_is_when_it_is_loaded(policy, make_model, tmp_path):
+    keras.mixed_precision.set_global_policy(policy)
+    model = make_model("functional", lambda: [dense(16, "relu"), dense(4, "softmax")])
+    model.save(tmp_path / "model.keras")
+    keras.mixed_precision.set_global_policy("float32")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert [layer.compute_dtype for layer in again.layers[1:]] == [policy.removeprefix("mixed_"), "float32"]
+    x = np.random.default_rng(0).normal(size=(32, 12)).astype("float32")
+    np.testing.assert_allclose(values(model(x)), values(again(x)), atol=ROUNDING)
+
+
+@pytest.mark.flavors("tensorflow", "jax")
+def test_float8_passes_through_untouched():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    model = sequential(dense(16), dense(4, name="scores"))
+    for layer in model.layers:
+        layer.quantize("float8")
+    before = [layer.dtype_policy.name for layer in model.layers]
+    assert heads.make_outputs_float32(model) == []
+    assert [layer.dtype_policy.name for layer in model.layers] == before == ["float8_from_mixed_bfloat16"] * 2
