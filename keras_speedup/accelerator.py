@@ -251,7 +251,7 @@ class Accelerator:
         shapes = [tuple(weight.shape) for weight in self.model.weights]
         optimizer = type(self.model.optimizer).__name__
         machine = [platform.machine(), platform.processor(), os.cpu_count(), *map(repr, devices())]
-        versions = [(name, sys.modules[name].__version__) for name in _PACKAGES if name in sys.modules]
+        versions = [(name, getattr(sys.modules.get(name), "__version__", "")) for name in _PACKAGES]
         leaves = [(str(leaf.dtype), leaf.shape[1:]) for leaf in getattr(feed, "leaves", ())]
         data = [str(feed.structure), str(feed.specs), leaves, getattr(feed, "batch_size", None), feed.num_batches]
         return [kind, FLAVOR, layers, shapes, optimizer, str(self.choices), machine, versions, data]

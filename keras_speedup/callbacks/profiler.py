@@ -29,8 +29,7 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
     (10, 20)
     """
 
-    async_safe = True
-    every_batch = False
+    every_batch = False  # and not async_safe: the trace has to begin and end with its steps
 
     def __init__(self, log_dir: str | os.PathLike[str], steps: tuple[int, int] = (10, 20)):
         super().__init__()

@@ -58,7 +58,6 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
     True
     """
 
-    async_safe = True  # Keras 3 on JAX and PyTorch waits for the device at every batch for any other callback
     every_batch = False
 
     def __init__(
@@ -77,6 +76,7 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(f"filename must end in .csv or .jsonl, got {str(filename)!r}.")
         self.log_dir, self.every, self.flops, self.filename = log_dir, every, flops, filename
         self.peak_flops = peak_flops
+        self.async_safe = every == "epoch"  # rows of so many steps are written in their order
         self._writer: Any = None
         self._reset()
 

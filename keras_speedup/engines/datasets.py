@@ -94,7 +94,7 @@ def _runs(sizes: np.ndarray, leaves: Leaves) -> Any:
         row += rows
 
 
-@tf.function(reduce_retracing=True, autograph=False)
+@tf.function(autograph=False)
 def _fetch(iterator: Any, steps: Any) -> Any:
     """Returns the sizes of the next batches, at most `steps`, and their components laid end to end."""
     specs = [spec for spec in flatten(iterator.element_spec)[1] if not isinstance(spec, tf.OptionalSpec)]
