@@ -16,7 +16,7 @@ from .plans import loop
 from .plans.memory import PlanMemory
 from .plans.meter import Meter
 from .plans.tuner import Tuner
-from .precision import devices
+from .precision import devices, needs_loss_scaling, scaled
 from .report import SpeedupReport
 
 _PACKAGES = ("keras", "tf_keras", "tensorflow", "jax", "torch", "keras_speedup")
@@ -91,7 +91,7 @@ class Accelerator:
             reason = "run_eagerly=True: nothing can be accelerated"
         elif strategy is not None and strategy.num_replicas_in_sync > 1:
             reason = f"{type(strategy).__name__} runs the steps on {strategy.num_replicas_in_sync} replicas"
-        elif _overrides_functions(self.model):
+        elif _overrides(self.model, ("make_train_function", "make_test_function", "make_predict_function")):
             reason = "the model makes its own train_function: it is run as it is"
         if reason and reason not in self._notes:
             self._notes.append(reason)
@@ -122,6 +122,9 @@ class Accelerator:
         host = engine.host
         host.check_compiled("fit")
         _check_batch_size(batch_size)
+        # A step of the user's own may apply gradients that it did not scale.
+        if needs_loss_scaling(self.model) and not _overrides(self.model, ("train_step",)):
+            self.model.optimizer = scaled(self.model.optimizer)
         epochs, steps_per_epoch = host.max_epochs(epochs), host.max_steps(steps_per_epoch)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = host.split((x, y, sample_weight), validation_split)
@@ -279,11 +282,7 @@ def _check_batch_size(batch_size: Any) -> None:
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}.")
 
 
-def _overrides_functions(model: Any) -> bool:
-    names = ("make_train_function", "make_test_function", "make_predict_function")
-    ours = ("keras", "tf_keras", "keras_speedup")
-    for name in names:
-        owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
-        if owner.__module__.split(".")[0] not in ours:
-            return True
-    return False
+def _overrides(model: Any, names: tuple[str, ...]) -> bool:
+    """Returns whether a class of the user's own defines one of the methods."""
+    owners = [next(cls for cls in type(model).__mro__ if name in vars(cls)) for name in names]
+    return any(owner.__module__.split(".")[0] not in ("keras", "tf_keras", "keras_speedup") for owner in owners)

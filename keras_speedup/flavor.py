@@ -135,21 +135,6 @@ def set_layer_policy(layer: Any, name: str) -> None:
             inner._set_dtype_policy(keras.mixed_precision.Policy(name))  # no public setter in Keras 2.15
 
 
-def record_call(model: Any, inputs: Any) -> Any:
-    """Returns what `model.call` makes of symbolic tensors, which name the layers that they come from.
-
-    The nodes that the call adds to its layers are taken off again, so that `layer.output` stays what it was.
-    """
-    layers = flatten_layers(model)
-    before = [(layer, len(layer._inbound_nodes), len(layer._outbound_nodes)) for layer in layers]
-    try:
-        return model.call(inputs)
-    finally:
-        for layer, inbound, outbound in before:
-            del layer._inbound_nodes[inbound:]
-            del layer._outbound_nodes[outbound:]
-
-
 def producer(tensor: Any) -> tuple[Any, list[Any]]:
     """Returns the layer or operation that a symbolic tensor comes from, and that one's symbolic inputs."""
     history = getattr(tensor, "_keras_history", None)  # Keras 2.15 to 3.15

@@ -247,7 +247,7 @@ def speedup(model: Any) -> Any:
             vars(twin)[name] = value
     for name in ("train_function", "test_function", "predict_function"):
         vars(twin)[name] = None
-    if model.built:
+    if isinstance(twin, (Functional, keras.Sequential)) and model.built:
         twin._settle_heads()
     if getattr(model, "optimizer", None) is not None:
         vars(twin)["_speedup"] = Accelerator(twin, Choices.of_plain(model))

@@ -337,3 +337,14 @@ def test_shuffled_arrays_are_seen_whole_and_in_a_new_order_each_epoch():
         seen.append(rows)
     assert all(sorted(rows) == list(range(67)) for rows in seen)
     assert seen[0] != seen[1] != seen[2]
+
+
+@pytest.mark.flavors(*TENSORFLOW)
+def test_loss_is_scaled_where_a_layer_computes_in_float16(samples):
+    inputs = keras.Input((12,))
+    hidden = layers.Dense(8, dtype="mixed_float16")(inputs)
+    model = ks.SpeedupModel(inputs, layers.Dense(4, activation="softmax", dtype="float32")(hidden))
+    model.compile("sgd", PROBABILITIES)
+    model.fit(*samples, epochs=2, verbose=0)
+    assert "LossScale" in type(model.optimizer).__name__
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
