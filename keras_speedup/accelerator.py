@@ -80,6 +80,7 @@ class Accelerator:
         self.meter = Meter()
         self._engine: Any = None
         self._tuners: dict[str, Tuner] = {}
+        self._trained: Tuner | None = None
         self._rates: list[float] = []
         self._notes: list[str] = []
 
@@ -99,9 +100,8 @@ class Accelerator:
 
     def fit(
         self,
-        x: Any,
-        y: Any,
-        *,
+        x: Any = None,
+        y: Any = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: Any = "auto",
@@ -174,9 +174,8 @@ class Accelerator:
 
     def evaluate(
         self,
-        x: Any,
-        y: Any,
-        *,
+        x: Any = None,
+        y: Any = None,
         batch_size: int | None = None,
         verbose: Any = "auto",
         sample_weight: Any = None,
@@ -200,7 +199,6 @@ class Accelerator:
     def predict(
         self,
         x: Any,
-        *,
         batch_size: int | None = None,
         verbose: Any = "auto",
         steps: int | None = None,
@@ -216,7 +214,7 @@ class Accelerator:
         return loop.predict(loop.Session(self.model, engine, self.meter), feed, listeners, steps=steps)
 
     def report(self) -> SpeedupReport:
-        tuner = self._tuners.get("train")
+        tuner = self._trained
         if tuner is None:
             return SpeedupReport(flavor=FLAVOR, notes=tuple(self._notes))
         best = tuner.best
@@ -240,24 +238,26 @@ class Accelerator:
         return self._engine
 
     def _tuner(self, kind: str, feed: Any) -> Tuner:
-        if kind not in self._tuners:
-            choices = self.choices
-            memory = PlanMemory(self._facts(kind, feed))
-            self._tuners[kind] = Tuner(self._engine, kind, choices.jit_compile, choices.steps_per_execution, memory)
-        tuner = self._tuners[kind]
+        """Returns the tuner for a step on data of this shape; it goes on where an earlier call ended."""
+        data = _shape_of(feed)
+        key = f"{kind} {data}"
+        if key not in self._tuners:
+            choices, memory = self.choices, PlanMemory([kind, *self._facts(), data])
+            self._tuners[key] = Tuner(self._engine, kind, choices.jit_compile, choices.steps_per_execution, memory)
+        tuner = self._tuners[key]
         tuner.random = any(is_random(layer) for layer in flatten_layers(self.model))
+        if kind == "train":
+            self._trained = tuner
         return tuner
 
-    def _facts(self, kind: str, feed: Any) -> list[Any]:
-        """Returns what the choice of a plan depends on."""
+    def _facts(self) -> list[Any]:
+        """Returns what the choice of a plan depends on, besides the data."""
         layers = [(type(layer).__name__, _config(layer)) for layer in flatten_layers(self.model)]
         shapes = [tuple(weight.shape) for weight in self.model.weights]
         optimizer = type(self.model.optimizer).__name__
         machine = [platform.machine(), platform.processor(), os.cpu_count(), *map(repr, devices())]
         versions = [(name, getattr(sys.modules.get(name), "__version__", "")) for name in _PACKAGES]
-        leaves = [(str(leaf.dtype), leaf.shape[1:]) for leaf in getattr(feed, "leaves", ())]
-        data = [str(feed.structure), str(feed.specs), leaves, getattr(feed, "batch_size", None), feed.num_batches]
-        return [kind, FLAVOR, layers, shapes, optimizer, str(self.choices), machine, versions, data]
+        return [FLAVOR, layers, shapes, optimizer, str(self.choices), machine, versions]
 
     def _feed(self, x: Any, y: Any = None, sample_weight: Any = None, **how: Any) -> Any:
         source = array_source(x) if y is None and sample_weight is None and not how.get("class_weight") else None
@@ -265,6 +265,12 @@ class Accelerator:
             structure, leaves = flatten(source.arrays)
             return ArrayFeed(leaves, structure, source.batch_size, source.last_batch == "drop", source.epoch_order)
         return self._engine.host.feed(x, y, sample_weight, **how)
+
+
+def _shape_of(feed: Any) -> list[Any]:
+    """Returns what batches of a feed look like, and how many there are."""
+    leaves = [(str(leaf.dtype), leaf.shape[1:]) for leaf in getattr(feed, "leaves", ())]
+    return [str(feed.structure), str(feed.specs), leaves, getattr(feed, "batch_size", None), feed.num_batches]
 
 
 def _config(layer: Any) -> Any:

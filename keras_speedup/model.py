@@ -42,28 +42,28 @@ class _Accelerated:
         if self.optimizer is not None and self.built:  # type: ignore[attr-defined]
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model; every argument is Keras's own."""
         accelerator = self._accelerator("fit")
         if accelerator.reason_not_to():
-            return super().fit(x, y, **kwargs)  # type: ignore[misc]
-        accelerator.fit(x, y, **kwargs)
+            return super().fit(*args, **kwargs)  # type: ignore[misc]
+        accelerator.fit(**_named("fit", args, kwargs))
         return self.history  # type: ignore[attr-defined]
 
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model; every argument is Keras's own."""
         accelerator = self._accelerator("evaluate")
         if accelerator.reason_not_to() or "_use_cached_eval_dataset" in kwargs:
-            return super().evaluate(x, y, **kwargs)  # type: ignore[misc]
-        return accelerator.evaluate(x, y, **kwargs)
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        return accelerator.evaluate(**_named("evaluate", args, kwargs))
 
-    def predict(self, x: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts; every argument is Keras's own."""
         if self._speedup is None:
             self._speedup = Accelerator(self, Choices())
         if self._speedup.reason_not_to():
-            return super().predict(x, **kwargs)  # type: ignore[misc]
-        return self._speedup.predict(x, **kwargs)
+            return super().predict(*args, **kwargs)  # type: ignore[misc]
+        return self._speedup.predict(**_named("predict", args, kwargs))
 
     def _accelerator(self, method: str) -> Accelerator:
         if self._speedup is None:
@@ -252,6 +252,20 @@ def speedup(model: Any) -> Any:
     if getattr(model, "optimizer", None) is not None:
         vars(twin)["_speedup"] = Accelerator(twin, Choices.of_plain(model))
     return twin
+
+
+def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call of Keras's method by their names.
+
+    Raises:
+        TypeError: An argument is not one of the method's.
+    """
+    bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
+    named = dict(list(bound.arguments.items())[1:])
+    more = named.pop("kwargs", {})
+    if more:
+        raise TypeError(f"{method}() got an unexpected argument {next(iter(more))!r}.")
+    return named
 
 
 def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

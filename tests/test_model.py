@@ -348,3 +348,24 @@ def test_loss_is_scaled_where_a_layer_computes_in_float16(samples):
     model.fit(*samples, epochs=2, verbose=0)
     assert "LossScale" in type(model.optimizer).__name__
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def test_arguments_may_be_given_by_position_as_in_keras(make_model, samples):
+    model = make_model()
+    model.compile("sgd", PROBABILITIES)
+    history = model.fit(samples[0], samples[1], 50, 2, 0)
+    assert int(model.optimizer.iterations) == 2 * 5
+    assert len(history.history["loss"]) == 2
+    assert np.isfinite(model.evaluate(samples[0], samples[1], 50, 0))
+    assert model.predict(samples[0], 50, 0).shape == (203, 4)
+    with pytest.raises(TypeError, match="epoch"):
+        model.fit(*samples, epoch=2)
+
+
+def test_each_shape_of_data_finds_its_own_plan(make_model, samples):
+    model = make_model()
+    model.compile("sgd", PROBABILITIES)
+    for size in (8, 32, 8):
+        model.fit(*samples, batch_size=size, epochs=8, verbose=0)
+        assert model.speedup_report.trials[0].status == "baseline"
+    assert len({key for key in model._speedup._tuners if key.startswith("train")}) == 2
