@@ -181,8 +181,8 @@ class SpeedupFunctional(SpeedupModel, Functional):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
 
-    # By its constructor's signature Keras tells a functional model from a subclassed one when it saves it.
-    __init__.__signature__ = inspect.signature(Functional.__init__)  # type: ignore[attr-defined]
+    if KERAS_MAJOR == 2:  # by its constructor's signature Keras tells a functional model when it saves it
+        __init__.__signature__ = inspect.signature(Functional.__init__)  # type: ignore[attr-defined]
 
 
 @_register(package="keras_speedup")
@@ -298,7 +298,7 @@ def _plain_twin(model: Any) -> Any:
             twin.build(model.input_shape)
         return twin
     if isinstance(model, Functional):
-        return keras.models.clone_model(keras.Model(model.inputs, model.outputs, name=model.name))
+        return keras.models.clone_model(keras.Model(model.input, model.output, name=model.name))
     if model._speedup_inputs is None:
         raise ValueError(f"{type(model).__name__} has not been called yet; call it on a batch before to_keras().")
     return keras.models.clone_model(heads.as_functional(model, model._speedup_inputs))

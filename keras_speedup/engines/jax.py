@@ -12,7 +12,7 @@ import numpy as np
 
 from .blockers import Blocker
 from .feed import Block, Feed, assemble
-from .shadow import ShadowResult, relative_difference, step_ratio
+from .shadow import ShadowResult, give_up_if, relative_difference, step_ratio
 
 State = tuple[list[Any], ...]
 
@@ -220,6 +220,7 @@ class JaxEngine:
         feed: Feed,
         block: Block,
         start: State,
+        stopped: Callable[[], bool],
         *,
         random: bool,
         check: bool = True,
@@ -232,6 +233,7 @@ class JaxEngine:
         seconds = perf_counter() - began
         if not check:
             return program, ShadowResult(seconds, 0.0, 0.0)
+        give_up_if(stopped)
         head, _ = block.split(min(4, block.steps))
         # JAX draws the same random numbers in a loop and out of it, so nothing has to be turned off.
         plain = self.program(kind, "jit-loop", steps, feed, block)

@@ -56,6 +56,12 @@ def be_nice() -> None:
         pass
 
 
+def give_up_if(stopped: Callable[[], bool]) -> None:
+    """Raises an `InterruptedError` where a background job was asked to stop."""
+    if stopped():
+        raise InterruptedError("the process ends")
+
+
 def step_ratio(one: Callable[[], None], other: Callable[[], None]) -> float:
     """Returns the least time of one run over that of another, each run four times in turn, at normal priority.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from .blockers import Blocker, blocker_in, blockers
 from .feed import Block, Feed, assemble
 from .graphs import Program, Step, shadow_copies, tf
 from .quiet import without_randomness
-from .shadow import ShadowResult, relative_difference, step_ratio
+from .shadow import ShadowResult, give_up_if, relative_difference, step_ratio
 
 
 class TensorFlowEngine:
@@ -139,6 +139,7 @@ class TensorFlowEngine:
         feed: Feed,
         block: Block,
         start: list[Any],
+        stopped: Callable[[], bool],
         *,
         random: bool,
         check: bool = True,
@@ -153,30 +154,36 @@ class TensorFlowEngine:
             feed: Where the block came from.
             block: A block to run.
             start: The state to begin from.
+            stopped: Says whether to give up; asked between two compilations.
             random: Whether the model has random layers, which are then compared as outside training.
             check: Whether to compare and time at all; not where an earlier run did.
             timed: Steps of a run that is timed.
 
         Raises:
             XlaUnsupportedError: XLA cannot compile an operation of the step.
+            InterruptedError: It was to give up.
         """
         head, _ = block.split(min(4, block.steps))
         began = perf_counter()
         variables = self.step(kind, feed, block).variables
         program = self.program(kind, plan, steps, feed, block)
+        give_up_if(stopped)
         try:
             _run_on_copies(program, variables, start, head)
             seconds = perf_counter() - began
             if not check:
                 return program, ShadowResult(seconds, 0.0, 0.0)
+            give_up_if(stopped)
             checked = self.program(kind, plan, steps, feed, block, quiet=True) if random else program
             plain = self.program(kind, "graph-loop", steps, feed, block, quiet=random)
+            give_up_if(stopped)
             mine, first = _run_on_copies(checked, variables, start, head)
             theirs, _ = _run_on_copies(plain, variables, start, head)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
             raise XlaUnsupportedError(blocker_in(str(error), flatten_layers(self.model))) from error
         paired = _in_order_of(checked, plain, theirs)
         gap = relative_difference(*([v.numpy() for v in values] for values in (paired, mine, first)))
+        give_up_if(stopped)
         head, _ = block.split(min(timed, block.steps))
         ratio = step_ratio(
             lambda: self.wait(checked.on_shadow(checked.step.variables, mine, head)),

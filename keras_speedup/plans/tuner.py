@@ -323,8 +323,8 @@ class Tuner:
             plan,
             steps,
             BackgroundJob(
-                lambda: engine.compile_on_shadow(
-                    kind, plan, steps, feed, block, start, random=random, check=check, timed=timed
+                lambda stopped: engine.compile_on_shadow(
+                    kind, plan, steps, feed, block, start, stopped, random=random, check=check, timed=timed
                 )
             ),
         )

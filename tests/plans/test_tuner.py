@@ -73,7 +73,7 @@ class FakeEngine:
     def prepare_shadow(self, *_):
         return []
 
-    def compile_on_shadow(self, kind, plan, steps, feed, block, start, *, random, check, timed):
+    def compile_on_shadow(self, kind, plan, steps, feed, block, start, stopped, *, random, check, timed):
         if self.error is not None:
             raise self.error
         self.compiled.append(plan)
