@@ -13,7 +13,7 @@ from importlib.metadata import distributions
 from typing import Any, Literal
 
 from .engines.shadow import cache_folder, free_memory_bytes
-from .flavor import FLAVOR, KERAS_MAJOR, keras, tensorflow
+from .flavor import FLAVOR, keras, tensorflow
 from .precision import best_precision, cpu_flags, devices
 from .report import table
 
@@ -27,9 +27,15 @@ _IDLE = {
     "TF_ENABLE_AUTO_MIXED_PRECISION": "only NVIDIA's containers of TensorFlow 1 read it; use set_precision",
     "TF_ENABLE_CUDNN_TENSOR_OP_MATH_FP32": "only NVIDIA's containers of TensorFlow 1 read it",
     "TF_ENABLE_XLA": "TensorFlow never reads it",
-    "KMP_AFFINITY": "TensorFlow's oneDNN does not use OpenMP",
-    "KMP_BLOCKTIME": "TensorFlow's oneDNN does not use OpenMP",
-    "KMP_SETTINGS": "TensorFlow's oneDNN does not use OpenMP",
+}
+
+#: Settings that slow a training down.
+_HARMFUL = {
+    "CUDA_LAUNCH_BLOCKING": "waits for every kernel",
+    "JAX_DISABLE_JIT": "compiles nothing",
+    "JAX_DEBUG_NANS": "looks for NaN after every operation",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "asks the driver for every tensor",
+    "TF_DETERMINISTIC_OPS": "takes the slower kernels",
 }
 
 
@@ -68,37 +74,47 @@ def configure(
     """
     if gpu_thread_mode not in (None, "global", "gpu_private", "gpu_shared"):
         raise ValueError(f'gpu_thread_mode must be "global", "gpu_private" or "gpu_shared", got {gpu_thread_mode!r}.')
-    counts = (
-        ("intra_op_threads", intra_op_threads),
-        ("inter_op_threads", inter_op_threads),
-        ("gpu_thread_count", gpu_thread_count),
-    )
-    for name, count in counts:
-        if count is not None and (isinstance(count, bool) or count < 0):
-            raise ValueError(f"{name} must be a number of threads, 0 for the runtime's own choice, got {count!r}.")
+    asked: dict[str, Any] = {
+        "intra_op_threads": intra_op_threads,
+        "inter_op_threads": inter_op_threads,
+        "gpu_thread_mode": gpu_thread_mode,
+        "gpu_thread_count": gpu_thread_count,
+        "autoclustering": autoclustering,
+        "deterministic": deterministic or None,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    for name in asked:
+        if "thread" in name and name != "gpu_thread_mode" and (isinstance(asked[name], bool) or asked[name] < 0):
+            raise ValueError(
+                f"{name} must be a number of threads, 0 for the runtime's own choice, got {asked[name]!r}."
+            )
+        if FLAVOR in _ELSEWHERE and name in _ELSEWHERE[FLAVOR]:
+            raise ValueError(f"{name} is no setting of Keras on {FLAVOR}: {_ELSEWHERE[FLAVOR][name]}.")
     if FLAVOR == "jax":
         _configure_jax(memory_growth, compile_cache)
     elif FLAVOR == "torch":
-        _configure_torch(intra_op_threads, inter_op_threads)
+        _configure_torch(asked)
     else:
-        _configure_tensorflow(
-            memory_growth, intra_op_threads, inter_op_threads, gpu_thread_mode, gpu_thread_count, autoclustering
-        )
-    if deterministic:
-        if KERAS_MAJOR == 3 and FLAVOR != "tensorflow":
-            keras.utils.set_random_seed(0)
-        else:
-            tensorflow("configure(deterministic=True)").config.experimental.enable_op_determinism()
+        _configure_tensorflow(memory_growth, asked)
 
 
-def _configure_tensorflow(
-    memory_growth: bool,
-    intra: int | None,
-    inter: int | None,
-    mode: str | None,
-    count: int | None,
-    autoclustering: bool | None,
-) -> None:
+_NAMES = ("gpu_thread_mode", "gpu_thread_count", "autoclustering")
+_CLUSTERS = dict.fromkeys(_NAMES, "TensorFlow alone has it")
+_AFFINITY = "limit the process with `taskset`"
+
+#: What a flavour cannot be told here, and what to do.
+_ELSEWHERE: dict[str, dict[str, str]] = {
+    "torch": _CLUSTERS,
+    "jax": {
+        **_CLUSTERS,
+        "intra_op_threads": _AFFINITY,
+        "inter_op_threads": _AFFINITY,
+        "deterministic": "start the process with XLA_FLAGS=--xla_gpu_deterministic_ops=true",
+    },
+}
+
+
+def _configure_tensorflow(memory_growth: bool, asked: Mapping[str, Any]) -> None:
     tf = tensorflow("keras_speedup.configure")
 
     def apply(name: str, setting: Callable[[], Any]) -> None:
@@ -113,16 +129,15 @@ def _configure_tensorflow(
     if memory_growth:
         for gpu in tf.config.list_physical_devices("GPU"):
             apply("memory_growth", lambda gpu=gpu: tf.config.experimental.set_memory_growth(gpu, True))  # type: ignore[misc]
-    if intra is not None:
-        apply("intra_op_threads", lambda: tf.config.threading.set_intra_op_parallelism_threads(intra))
-    if inter is not None:
-        apply("inter_op_threads", lambda: tf.config.threading.set_inter_op_parallelism_threads(inter))
-    if mode is not None:
-        os.environ["TF_GPU_THREAD_MODE"] = mode
-    if count is not None:
-        os.environ["TF_GPU_THREAD_COUNT"] = str(count)
-    if autoclustering is not None:
-        tf.config.optimizer.set_jit("autoclustering" if autoclustering else False)
+    for name in {"intra_op_threads", "inter_op_threads"} & set(asked):
+        setting = getattr(tf.config.threading, f"set_{name.removesuffix('threads')}parallelism_threads")
+        apply(name, lambda setting=setting, name=name: setting(asked[name]))  # type: ignore[misc]
+    for name in {"gpu_thread_mode", "gpu_thread_count"} & set(asked):
+        os.environ[f"TF_{name.upper()}"] = str(asked[name])
+    if "autoclustering" in asked:
+        tf.config.optimizer.set_jit("autoclustering" if asked["autoclustering"] else False)
+    if "deterministic" in asked:
+        tf.config.experimental.enable_op_determinism()
 
 
 def _configure_jax(memory_growth: bool, compile_cache: bool) -> None:
@@ -136,14 +151,16 @@ def _configure_jax(memory_growth: bool, compile_cache: bool) -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def _configure_torch(intra: int | None, inter: int | None) -> None:
+def _configure_torch(asked: Mapping[str, Any]) -> None:
     import torch
 
-    if intra:
-        torch.set_num_threads(intra)
-    if inter:
+    if asked.get("intra_op_threads"):
+        torch.set_num_threads(asked["intra_op_threads"])
+    if "deterministic" in asked:
+        torch.use_deterministic_algorithms(True)
+    if asked.get("inter_op_threads"):
         try:
-            torch.set_num_interop_threads(inter)
+            torch.set_num_interop_threads(asked["inter_op_threads"])
         except RuntimeError as error:
             raise RuntimeError(f"It is too late for inter_op_threads: {error}. Call configure at the top.") from error
 
@@ -170,7 +187,16 @@ class Check:
 
 def doctor() -> list[Check]:
     """Returns what this machine, these packages and these settings allow, each with the fix."""
-    return [check() for check in _CHECKS]
+    return [_guarded(check) for check in _CHECKS]
+
+
+def _guarded(check: Callable[[], Check]) -> Check:
+    """Returns what a check found; one that fails is a finding itself."""
+    try:
+        return check()
+    except Exception as error:
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        return Check(name, "broken", f"{type(error).__name__}: {error}", "reinstall the packages of this flavour")
 
 
 def format_checks(checks: Sequence[Check]) -> str:
@@ -187,13 +213,8 @@ def check_versions() -> Check:
 
 
 def check_flavor() -> Check:
-    names = {
-        "tensorflow": "Keras 3 on TensorFlow",
-        "jax": "Keras 3 on JAX",
-        "torch": "Keras 3 on PyTorch",
-        "legacy": "Keras 2",
-    }
-    return Check("flavour", "ok", names[FLAVOR])
+    names = {"tensorflow": "Keras 3 on TensorFlow", "jax": "Keras 3 on JAX", "torch": "Keras 3 on PyTorch"}
+    return Check("flavour", "ok", names.get(FLAVOR, "Keras 2"))
 
 
 def check_packages(installed: Sequence[str] | None = None) -> Check:
@@ -207,7 +228,12 @@ def check_packages(installed: Sequence[str] | None = None) -> Check:
     return Check("packages", "ok", found[0] if found else "no TensorFlow")
 
 
-def check_devices(gpus: int | None = None, driver: bool | None = None, has_cuda: bool | None = None) -> Check:
+def check_devices(
+    gpus: int | None = None,
+    driver: bool | None = None,
+    has_cuda: bool | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Check:
     """Returns which devices the framework sees, and why it misses a GPU that is there."""
     if gpus is None:
         gpus = sum(device.kind in ("GPU", "TPU") for device in devices())
@@ -217,13 +243,11 @@ def check_devices(gpus: int | None = None, driver: bool | None = None, has_cuda:
         has_cuda = FLAVOR not in ("tensorflow", "legacy") or bool(tensorflow().test.is_built_with_cuda())
     if gpus:
         return Check("devices", "ok", f"{gpus} accelerator{'s' if gpus > 1 else ''}")
+    if driver and environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return Check("devices", "warning", "CUDA_VISIBLE_DEVICES hides every GPU", "unset it to train on the GPU")
     if driver and not has_cuda:
-        return Check(
-            "devices",
-            "broken",
-            "there is a GPU, and this TensorFlow is built without CUDA",
-            'pip install "keras-speedup[gpu]"',
-        )
+        found, fix = "there is a GPU, and this TensorFlow is built without CUDA", 'pip install "keras-speedup[gpu]"'
+        return Check("devices", "broken", found, fix)
     if driver:
         fix = "install the CUDA libraries: pip install 'tensorflow[and-cuda]'"
         return Check("devices", "broken", "there is a GPU driver, and the framework sees no GPU", fix)
@@ -233,12 +257,8 @@ def check_devices(gpus: int | None = None, driver: bool | None = None, has_cuda:
 def check_memory_growth(environment: Mapping[str, str] = os.environ) -> Check:
     value = environment.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if value is not None and value not in ("true", "false"):
-        return Check(
-            "memory growth",
-            "warning",
-            f"TF_FORCE_GPU_ALLOW_GROWTH={value} is ignored",
-            'the value must be "true" or "false"',
-        )
+        found = f"TF_FORCE_GPU_ALLOW_GROWTH={value} is ignored"
+        return Check("memory growth", "warning", found, 'the value must be "true" or "false"')
     return Check("memory growth", "ok", f"TF_FORCE_GPU_ALLOW_GROWTH={value}" if value else "as the script sets it")
 
 
@@ -251,13 +271,8 @@ def check_xla() -> Check:
     try:
         tf.function(lambda x: x * 2.0, jit_compile=True)(tf.constant(1.0))
     except Exception as error:
-        lines = str(error).splitlines()
-        return Check(
-            "XLA",
-            "broken",
-            lines[0] if lines else type(error).__name__,
-            "reinstall TensorFlow; on a GPU, XLA needs CUDA's libdevice",
-        )
+        found, fix = str(error).partition("\n")[0], "reinstall TensorFlow; on a GPU, XLA needs CUDA's libdevice"
+        return Check("XLA", "broken", found or type(error).__name__, fix)
     return Check("XLA", "ok", "compiles")
 
 
@@ -269,16 +284,11 @@ def check_onednn(environment: Mapping[str, str] = os.environ) -> Check:
 
 def check_threads(environment: Mapping[str, str] = os.environ, cores: int | None = None) -> Check:
     cores = cores or _cores()
-    asked = {
-        name: value
-        for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-        if (value := environment.get(name, "")).isdigit()
-    }
-    for name, value in asked.items():
-        if int(value) > cores:
-            return Check(
-                "threads", "warning", f"{name}={value} on {cores} cores", "unset it, or set it to the number of cores"
-            )
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        value = environment.get(name, "")
+        if value.isdigit() and int(value) > cores:
+            fix = "unset it, or set it to the number of cores"
+            return Check("threads", "warning", f"{name}={value} on {cores} cores", fix)
     return Check("threads", "ok", f"{cores} cores")
 
 
@@ -297,12 +307,18 @@ def check_precision() -> Check:
     return Check("precision", "ok", f'set_precision("auto") takes {choice.policy}: {choice.reason}')
 
 
-def check_settings(environment: Mapping[str, str] = os.environ) -> Check:
-    """Returns the settings in the environment that do nothing."""
-    found = [f"{name} ({reason})" for name, reason in _IDLE.items() if name in environment]
+def check_settings(environment: Mapping[str, str] = os.environ, flavor: str = FLAVOR) -> Check:
+    """Returns the settings in the environment that do nothing, and those that harm."""
+    idle = {name: reason for name, reason in _IDLE.items() if name in environment}
+    if flavor != "torch":  # PyTorch's CPU operations do use OpenMP
+        idle.update({name: "nothing here uses OpenMP" for name in sorted(environment) if name.startswith("KMP_")})
+    on = {name for name, value in environment.items() if value.lower() not in ("", "0", "false", "off")}
+    harmful = {name: reason for name, reason in _HARMFUL.items() if name in on}
+    found = [f"{name} does nothing ({reason})" for name, reason in idle.items()]
+    found += [f"{name} slows training down: it {reason}" for name, reason in harmful.items()]
     if found:
-        return Check("settings", "warning", f"do nothing: {'; '.join(found)}", "unset them")
-    return Check("settings", "ok", "none that do nothing")
+        return Check("settings", "warning", "; ".join(found), f"unset {', '.join([*idle, *harmful])}")
+    return Check("settings", "ok", "none that do nothing or harm")
 
 
 def check_cache(environment: Mapping[str, str] = os.environ) -> Check:
@@ -311,30 +327,15 @@ def check_cache(environment: Mapping[str, str] = os.environ) -> Check:
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(there, os.W_OK):
-        return Check(
-            "cache", "warning", f"{folder} cannot be written", "set KERAS_SPEEDUP_CACHE to a folder of your own"
-        )
+        fix = "set KERAS_SPEEDUP_CACHE to a folder of your own"
+        return Check("cache", "warning", f"{folder} cannot be written", fix)
     if shutil.disk_usage(there).free < 100 * 2**20:
-        return Check(
-            "cache", "warning", f"less than 100 MB are free for {folder}", "free some, or KERAS_SPEEDUP_CACHE=off"
-        )
+        fix = "free some, or KERAS_SPEEDUP_CACHE=off"
+        return Check("cache", "warning", f"less than 100 MB are free for {folder}", fix)
     return Check("cache", "ok", str(folder))
 
 
-_CHECKS = (
-    check_versions,
-    check_flavor,
-    check_packages,
-    check_devices,
-    check_memory_growth,
-    check_xla,
-    check_onednn,
-    check_threads,
-    check_limits,
-    check_precision,
-    check_settings,
-    check_cache,
-)
+_CHECKS = tuple(value for name, value in list(globals().items()) if name.startswith("check_"))
 
 
 def _cores() -> int:

@@ -59,7 +59,11 @@ def test_this_machine_is_not_broken():
         (lambda: runtime.check_threads({"OMP_NUM_THREADS": "2"}, cores=2), "ok", "2 cores"),
         (lambda: runtime.check_limits(cores=2, host_cores=64), "warning", "2 of the host's 64"),
         (lambda: runtime.check_settings({"TF_USE_CUDA_STREAM_EXECUTOR": "1"}), "warning", "never reads it"),
-        (lambda: runtime.check_settings({"KMP_AFFINITY": "x"}), "warning", "KMP_AFFINITY"),
+        (lambda: runtime.check_settings({"KMP_AFFINITY": "x"}, "jax"), "warning", "KMP_AFFINITY does nothing"),
+        (lambda: runtime.check_settings({"KMP_AFFINITY": "x"}, "torch"), "ok", "none"),
+        (lambda: runtime.check_settings({"CUDA_LAUNCH_BLOCKING": "1"}), "warning", "waits for every kernel"),
+        (lambda: runtime.check_settings({"CUDA_LAUNCH_BLOCKING": "0"}), "ok", "none"),
+        (lambda: runtime.check_devices(0, True, True, {"CUDA_VISIBLE_DEVICES": "-1"}), "warning", "hides every GPU"),
         (lambda: runtime.check_settings({}), "ok", "none"),
         (lambda: runtime.check_cache({"KERAS_SPEEDUP_CACHE": "off"}), "ok", "off"),
     ],
@@ -70,3 +74,40 @@ def test_each_fault_is_found(check, status, words):
     assert words in f"{found.detail} {found.fix}"
     assert bool(found.fix) is (status != "ok")
     assert FLAVOR
+
+
+def test_check_that_fails_is_a_finding_and_ends_no_other():
+    def check_something():
+        raise OSError("no such device")
+
+    found = runtime._guarded(check_something)
+    assert (found.name, found.status) == ("something", "broken")
+    assert "no such device" in found.detail
+
+
+@pytest.mark.flavors("jax", "torch")
+@pytest.mark.parametrize("argument", ["gpu_thread_count", "autoclustering"])
+def test_setting_of_another_flavor_is_refused_and_not_ignored(argument):
+    with pytest.raises(ValueError, match=f"{argument} is no setting of Keras on {FLAVOR}"):
+        ks.configure(**{argument: 1})
+
+
+@pytest.mark.flavors("jax")
+@pytest.mark.parametrize("argument", ["intra_op_threads", "deterministic"])
+def test_setting_that_jax_takes_elsewhere_is_refused_with_the_way(argument):
+    with pytest.raises(ValueError, match=f"{argument} is no setting of Keras on jax: (limit|start) the process"):
+        ks.configure(**{argument: 1})
+
+
+@pytest.mark.flavors("torch")
+def test_determinism_leaves_the_random_numbers_alone():
+    import numpy as np
+    import torch
+
+    before = np.random.get_state()[1].copy(), torch.get_rng_state()
+    try:
+        ks.configure(deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert np.array_equal(before[0], np.random.get_state()[1]) and torch.equal(before[1], torch.get_rng_state())

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ..flavor import FLAVOR, keras, tensorflow
-from ..plans.meter import Meter
+from ..plans.meter import CallRecord, Meter
 
 
 class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
     """Traces exactly the steps from `steps[0]` up to and without `steps[1]`, for TensorBoard or XProf to open.
+
+    A model of ours ends its calls at these steps, whatever its plan. A plain Keras model of several steps an execution
+    does not: the trace then has the executions that begin among these steps.
+
+    The trace is stopped where the training ends. Where it ends in an exception, `close()` stops it, and so does the
+    callback's own end.
 
     Args:
         log_dir: Folder for the trace.
@@ -20,7 +27,7 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
         summary: In words, where the time of these steps went; empty before they are over.
 
     Raises:
-        ValueError: `steps` are not two numbers in order.
+        ValueError: `steps` are not two whole numbers in order.
 
     Example:
 
@@ -29,7 +36,8 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
     (10, 20)
     """
 
-    every_batch = False  # and not async_safe: the trace has to begin and end with its steps
+    async_safe = True
+    every_batch = False
 
     def __init__(self, log_dir: str | os.PathLike[str], steps: tuple[int, int] = (10, 20)):
         super().__init__()
@@ -37,70 +45,111 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
         if not 0 <= start < stop:
             raise ValueError(f"steps must be two numbers in order, such as (10, 20), got {steps!r}.")
         self.log_dir, self.step_boundaries = str(log_dir), (int(start), int(stop))
-        self.summary = ""
-        self._step = 0
-        self._before = 0
         self._running = False
+        self._reset()
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._step, self._before, self.summary = 0, 0, ""
+    def _reset(self) -> None:
+        self.summary = ""
+        self._before = 0  # steps of the epochs that are over
+        self._step = 0
+        self._calls: list[CallRecord] = []  # of epochs that are over, in the trace
+        self._from_call = 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._before = self._step
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._step = self._before + batch
-        start, stop = self.step_boundaries
-        if not self._running and start <= self._step < stop:
-            self._begin()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._step = self._before + batch + 1
-        if self._running and self._step >= self.step_boundaries[1]:
-            self._end()
-
-    def on_train_end(self, logs: Any = None) -> None:
+    def close(self) -> None:
+        """Stops the trace if it runs."""
         if self._running:
             self._end()
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.close()
+        self._reset()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._from_call = 0
+
+    # Not `on_train_batch_end`: Keras 3 on JAX and PyTorch sends it from a pool of threads, late and in any order.
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._step = self._before + batch
+        start, stop = self.step_boundaries
+        if self._running and self._step >= stop:
+            self._end()
+        elif not self._running and start <= self._step < stop:
+            self._from_call = len(meter.calls) if (meter := self._meter()) else 0
+            self._begin()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._leave(self._before + self._steps())  # validation: the steps so far are over
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._before += self._steps()
+        self._leave(self._before)
+        if self._running and (meter := self._meter()):
+            self._calls += meter.calls[self._from_call :]
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.close()
+
     def __del__(self) -> None:
         if getattr(self, "_running", False):  # the training ended in an exception
+            self._stop()
+
+    def _steps(self) -> int:
+        """Returns the steps of the epoch, which is over."""
+        if (meter := self._meter()) and meter.calls:
+            return sum(call.steps for call in meter.calls)
+        return int((self.params or {}).get("steps") or self._step - self._before + 1)
+
+    def _leave(self, step: int) -> None:
+        if self._running and step >= self.step_boundaries[1]:
+            self._step = step
             self._end()
 
+    def _meter(self) -> Meter | None:
+        return getattr(self.model, "speedup_meter", None) if self.model is not None else None
+
     def _begin(self) -> None:
-        if FLAVOR == "jax":
-            import jax
-
-            jax.profiler.start_trace(self.log_dir)
-        elif FLAVOR == "torch":
-            import torch
-
-            self._profile = torch.profiler.profile(
-                on_trace_ready=torch.profiler.tensorboard_trace_handler(self.log_dir)
-            )
-            self._profile.start()
-        else:
-            tensorflow("keras_speedup.StepProfiler").profiler.experimental.start(self.log_dir)
+        self._stop = _start(self.log_dir)
         self._running = True
 
     def _end(self) -> None:
         self._running = False
-        if FLAVOR == "jax":
-            import jax
-
-            jax.profiler.stop_trace()
-        elif FLAVOR == "torch":
-            self._profile.stop()
-        else:
-            tensorflow("keras_speedup.StepProfiler").profiler.experimental.stop()
-        meter = getattr(self.model, "speedup_meter", None) if self.model is not None else None
-        if meter is not None:
-            self.summary = _in_words(meter)
+        self._stop()
+        if meter := self._meter():
+            self.summary = in_words([*self._calls, *meter.calls[self._from_call :]])
 
 
-def _in_words(meter: Meter) -> str:
-    busy, waited = sum(c.seconds for c in meter.calls), sum(c.input_wait_seconds for c in meter.calls)
-    compiling = sum(c.compile_seconds for c in meter.calls)
-    whole = max(busy + waited + compiling + meter.callback_seconds, 1e-9)
-    shares = {"steps": busy, "waiting for input": waited, "compiling": compiling, "callbacks": meter.callback_seconds}
-    return ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in shares.items())
+def in_words(calls: list[CallRecord]) -> str:
+    """Returns where the time of these calls went.
+
+    Example:
+
+    >>> in_words([CallRecord(2, 64, 0.6, 0.2, 0.2, "graph")])
+    '2 steps in 1 call: steps 60%, waiting for input 20%, compiling 20%'
+    """
+    parts = {
+        "steps": sum(call.seconds for call in calls),
+        "waiting for input": sum(call.input_wait_seconds for call in calls),
+        "compiling": sum(call.compile_seconds for call in calls),
+    }
+    whole = max(sum(parts.values()), 1e-9)
+    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items())
+    count = sum(call.steps for call in calls)
+    return f"{count} step{'' if count == 1 else 's'} in {len(calls)} call{'' if len(calls) == 1 else 's'}: {shares}"
+
+
+def _start(log_dir: str) -> Callable[[], None]:
+    """Starts a trace by the backend's own profiler; returns what stops it."""
+    if FLAVOR == "jax":
+        from jax import profiler
+
+        profiler.start_trace(log_dir)
+        return profiler.stop_trace
+    if FLAVOR == "torch":
+        from torch import profiler
+
+        profile = profiler.profile(on_trace_ready=profiler.tensorboard_trace_handler(log_dir))
+        profile.start()
+        return profile.stop
+    profiler = tensorflow("keras_speedup.StepProfiler").profiler.experimental
+    profiler.start(log_dir)
+    return profiler.stop
