@@ -19,7 +19,7 @@ from .plans.tuner import Tuner
 from .precision import devices, needs_loss_scaling, scaled
 from .report import SpeedupReport
 
-_PACKAGES = ("keras", "tf_keras", "tensorflow", "jax", "torch", "keras_speedup")
+_PACKAGES = ("keras", "tf_keras", "tensorflow", "jax", "torch")
 
 
 @dataclass(frozen=True)
