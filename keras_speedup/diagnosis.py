@@ -8,6 +8,7 @@ from html import escape
 from itertools import islice
 from statistics import median
 from time import perf_counter
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -177,11 +178,7 @@ def _step_times(model: Any, batch: Any, steps: int) -> tuple[float, float]:
     arguments: dict[str, Any] = {"batch_size": len(x), "shuffle": False, "verbose": 0}
     repeated = [None if part is None else np.concatenate([part] * steps) for part in (x, y)]
     model.train_on_batch(x, y)
-    times = []
-    for _ in range(min(steps, 10)):
-        began = perf_counter()
-        model.train_on_batch(x, y)
-        times.append(perf_counter() - began)
+    times = repeat(lambda: model.train_on_batch(x, y), repeat=min(steps, 10), number=1)
     fast = speedup(model)
     fast.fit(*repeated, **arguments)
     fast.fit(*repeated, **arguments)

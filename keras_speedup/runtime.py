@@ -85,11 +85,9 @@ def configure(
     asked = {name: value for name, value in asked.items() if value is not None}
     for name in asked:
         if "thread" in name and name != "gpu_thread_mode" and (isinstance(asked[name], bool) or asked[name] < 0):
-            raise ValueError(
-                f"{name} must be a number of threads, 0 for the runtime's own choice, got {asked[name]!r}."
-            )
-        if FLAVOR in _ELSEWHERE and name in _ELSEWHERE[FLAVOR]:
-            raise ValueError(f"{name} is no setting of Keras on {FLAVOR}: {_ELSEWHERE[FLAVOR][name]}.")
+            raise ValueError(f"{name} must be a number of threads, 0 for the runtime's own, got {asked[name]!r}.")
+        if why := _ELSEWHERE.get(FLAVOR, {}).get(name):
+            raise ValueError(f"{name} is no setting of Keras on {FLAVOR}: {why}.")
     if FLAVOR == "jax":
         _configure_jax(memory_growth, compile_cache)
     elif FLAVOR == "torch":
@@ -98,8 +96,7 @@ def configure(
         _configure_tensorflow(memory_growth, asked)
 
 
-_NAMES = ("gpu_thread_mode", "gpu_thread_count", "autoclustering")
-_CLUSTERS = dict.fromkeys(_NAMES, "TensorFlow alone has it")
+_CLUSTERS = dict.fromkeys(("gpu_thread_mode", "gpu_thread_count", "autoclustering"), "TensorFlow alone has it")
 _AFFINITY = "limit the process with `taskset`"
 
 #: What a flavour cannot be told here, and what to do.
@@ -195,8 +192,12 @@ def _guarded(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:
-        name = check.__name__.removeprefix("check_").replace("_", " ")
-        return Check(name, "broken", f"{type(error).__name__}: {error}", "reinstall the packages of this flavour")
+        return Check(
+            check.__name__.removeprefix("check_"),
+            "broken",
+            f"{type(error).__name__}: {error}",
+            "reinstall the packages of this flavour",
+        )
 
 
 def format_checks(checks: Sequence[Check]) -> str:
@@ -229,10 +230,7 @@ def check_packages(installed: Sequence[str] | None = None) -> Check:
 
 
 def check_devices(
-    gpus: int | None = None,
-    driver: bool | None = None,
-    has_cuda: bool | None = None,
-    environment: Mapping[str, str] = os.environ,
+    gpus: int | None = None, driver: bool | None = None, has_cuda: bool | None = None, visible: str | None = None
 ) -> Check:
     """Returns which devices the framework sees, and why it misses a GPU that is there."""
     if gpus is None:
@@ -243,7 +241,7 @@ def check_devices(
         has_cuda = FLAVOR not in ("tensorflow", "legacy") or bool(tensorflow().test.is_built_with_cuda())
     if gpus:
         return Check("devices", "ok", f"{gpus} accelerator{'s' if gpus > 1 else ''}")
-    if driver and environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if driver and (os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible) in ("", "-1"):
         return Check("devices", "warning", "CUDA_VISIBLE_DEVICES hides every GPU", "unset it to train on the GPU")
     if driver and not has_cuda:
         found, fix = "there is a GPU, and this TensorFlow is built without CUDA", 'pip install "keras-speedup[gpu]"'

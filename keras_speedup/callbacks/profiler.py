@@ -69,11 +69,8 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
 
     # Not `on_train_batch_end`: Keras 3 on JAX and PyTorch sends it from a pool of threads, late and in any order.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._step = self._before + batch
-        start, stop = self.step_boundaries
-        if self._running and self._step >= stop:
-            self._end()
-        elif not self._running and start <= self._step < stop:
+        self._leave(self._before + batch)
+        if not self._running and self._step in range(*self.step_boundaries):
             self._from_call = len(meter.calls) if (meter := self._meter()) else 0
             self._begin()
 
@@ -100,8 +97,8 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
         return int((self.params or {}).get("steps") or self._step - self._before + 1)
 
     def _leave(self, step: int) -> None:
+        self._step = step
         if self._running and step >= self.step_boundaries[1]:
-            self._step = step
             self._end()
 
     def _meter(self) -> Meter | None:

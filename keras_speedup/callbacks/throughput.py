@@ -96,7 +96,6 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
     def _reset(self) -> None:
         self._epoch = self._steps = self._written = 0
         self._meter: Meter | None = None
-        self._has_warned = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._reset()
@@ -130,7 +129,7 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
         calls = self._calls()
         if not calls:
             return
-        if not self._is_metered():
+        if not self._is_metered() and self._steps == 0:
             self._say_what_is_missing()
         metered = self._meter if self._is_metered() else None
         found = self._figures(calls, metered.callback_seconds if metered else None)
@@ -159,15 +158,13 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
         return figures(calls, splits=self._is_metered(), callback_seconds=callback_seconds, flops=flops)
 
     def _say_what_is_missing(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "Keras itself runs the steps, as of a plain Keras model: ThroughputLogger sees no batch sizes, no wait "
-                "for input and no compilation. keras_speedup.speedup(model) makes a model that tells; "
-                "model.speedup_report says why one of ours is run by Keras.",
-                SpeedupWarning,
-                stacklevel=2,
-            )
+        warnings.warn(
+            "Keras itself runs the steps, as of a plain Keras model: ThroughputLogger sees no batch sizes, no wait "
+            "for input and no compilation. keras_speedup.speedup(model) makes a model that tells; "
+            "model.speedup_report says why one of ours is run by Keras.",
+            SpeedupWarning,
+            stacklevel=2,
+        )
 
     def _write(self, kind: str, found: Mapping[str, float], calls: Sequence[CallRecord], steps_of_epoch: int) -> None:
         step = self._steps + steps_of_epoch
