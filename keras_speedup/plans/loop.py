@@ -179,7 +179,8 @@ def _epoch(
         called = perf_counter()
         logs, record = tuner.run(data.feed, block)
         ended = perf_counter()
-        meter.calls.append(replace(record, input_wait_seconds=waited))
+        seconds = ended - called - record.compile_seconds  # with what the loop itself takes
+        meter.calls.append(replace(record, seconds=seconds, input_wait_seconds=waited))
         step += block.steps
         if listening:
             if tuner.every_batch:
@@ -188,6 +189,10 @@ def _epoch(
         meter.callback_seconds += (called - began - waited) + (perf_counter() - ended)
         if model.stop_training:
             break
+    if logs is not None:  # what the device still had to do belongs to the epoch
+        began = perf_counter()
+        session.engine.wait(logs)
+        meter.calls[-1] = replace(meter.calls[-1], seconds=meter.calls[-1].seconds + perf_counter() - began)
     return step, logs
 
 
