@@ -28,30 +28,47 @@ class Contender:
         says: What it is, for the table.
         needs: The packages without which it is left out.
         environment: What is set before Python starts.
-        ours: Whether the model and the data are keras_speedup's.
-        way: "plain", "tips" or "expert" for Keras, "eager" or "compile" for PyTorch's own loop.
+        ours: Whether the model is keras_speedup's.
+        data: What `fit` is given: "dataset" (`from_tensor_slices(...).batch(32)`), "tuned" (the usual tips), "arrays",
+            "pipeline" (a `DataPipeline` of arrays) or "loader" (PyTorch's).
+        way: "auto" (as compiled by default), "xla" or "expert" for Keras, "eager" or "compile" for PyTorch's own loop.
     """
 
     says: str
     needs: tuple[str, ...]
     environment: dict[str, str]
     ours: bool = False
-    way: str = "plain"
+    data: str = "dataset"
+    way: str = "auto"
 
 
 _TF, _JAX, _LEGACY = {"KERAS_BACKEND": "tensorflow"}, {"KERAS_BACKEND": "jax"}, {"TF_USE_LEGACY_KERAS": "1"}
 
 CONTENDERS = {
     "plain": Contender("Keras, `from_tensor_slices(...).batch(32)`", ("tensorflow",), _TF),
-    "tips": Contender("Keras with the usual tips: cache, shuffle, prefetch, XLA", ("tensorflow",), _TF, way="tips"),
-    "expert": Contender("the best of a grid over XLA and steps_per_execution", ("tensorflow",), _TF, way="expert"),
-    "speedup": Contender("keras_speedup", ("tensorflow",), _TF, ours=True),
+    "plain_arrays": Contender("Keras, `fit(x, y, batch_size=32)`", ("tensorflow",), _TF, data="arrays"),
+    "tips": Contender(
+        "Keras with the usual tips: cache, shuffle, prefetch, XLA", ("tensorflow",), _TF, data="tuned", way="xla"
+    ),
+    "expert": Contender(
+        "an expert's best of a grid over XLA and steps_per_execution",
+        ("tensorflow",),
+        _TF,
+        data="tuned",
+        way="expert",
+    ),
+    "speedup": Contender("keras_speedup, model and data", ("tensorflow",), _TF, ours=True, data="pipeline"),
+    "speedup_dataset": Contender("keras_speedup's model on `plain`'s data", ("tensorflow",), _TF, ours=True),
+    "speedup_arrays": Contender("keras_speedup's model on arrays", ("tensorflow",), _TF, ours=True, data="arrays"),
     "jax": Contender("Keras on JAX", ("jax", "tensorflow"), _JAX),
-    "jax_speedup": Contender("keras_speedup on JAX", ("jax", "tensorflow"), _JAX, ours=True),
-    "torch_eager": Contender("PyTorch with a DataLoader", ("torch",), {}, way="eager"),
-    "torch_compile": Contender("PyTorch, `torch.compile`", ("torch",), {}, way="compile"),
+    "jax_expert": Contender(
+        "Keras on JAX, the best steps_per_execution of a grid", ("jax", "tensorflow"), _JAX, data="tuned", way="expert"
+    ),
+    "jax_speedup": Contender("keras_speedup on JAX", ("jax", "tensorflow"), _JAX, ours=True, data="pipeline"),
+    "torch_eager": Contender("PyTorch with a DataLoader", ("torch",), {}, data="loader", way="eager"),
+    "torch_compile": Contender("PyTorch, `torch.compile`", ("torch",), {}, data="loader", way="compile"),
     "legacy": Contender("tf-keras", ("tf_keras",), _LEGACY),
-    "legacy_speedup": Contender("keras_speedup on tf-keras", ("tf_keras",), _LEGACY, ours=True),
+    "legacy_speedup": Contender("keras_speedup on tf-keras", ("tf_keras",), _LEGACY, ours=True, data="pipeline"),
 }
 
 
@@ -63,6 +80,7 @@ class Watch:
         self.first_step: float | None = None
         self.began = self.epoch_began = perf_counter()
         self.epoch_seconds: list[float] = []
+        self.epoch_ends: list[float] = []
 
     def step(self) -> None:
         if self.first_step is None:
@@ -75,6 +93,7 @@ class Watch:
         """Marks the end of an epoch; returns whether to stop."""
         now = perf_counter()
         self.epoch_seconds.append(now - self.epoch_began)
+        self.epoch_ends.append(now - self.began)
         elapsed, done = now - self.began, len(self.epoch_seconds)
         if self.epochs is not None:
             return done >= self.epochs or elapsed > self.limit_seconds
@@ -97,18 +116,25 @@ def as_callback(keras: Any, watch: Watch) -> Any:
     return Marks()
 
 
-def dataset(x: Any, y: Any, way: str) -> Any:
+def fit_arguments(x: Any, y: Any, data: str) -> dict[str, Any]:
+    """Returns the arrays as `fit` takes them; see `Contender.data`."""
+    if data == "arrays":
+        return {"x": x, "y": y, "batch_size": BATCH_SIZE}
+    if data == "pipeline":
+        import keras_speedup as ks
+
+        return {"x": ks.DataPipeline(batch_size=BATCH_SIZE).dataset(x, y)}
     import tensorflow as tf
 
-    data = tf.data.Dataset.from_tensor_slices((x, y))
-    if way == "plain":
-        return data.batch(BATCH_SIZE)
-    rows = len(y)
-    return data.cache().shuffle(rows).batch(BATCH_SIZE, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    samples = tf.data.Dataset.from_tensor_slices((x, y))
+    if data == "dataset":
+        return {"x": samples.batch(BATCH_SIZE)}
+    batches = samples.cache().shuffle(len(y)).batch(BATCH_SIZE, num_parallel_calls=tf.data.AUTOTUNE)
+    return {"x": batches.prefetch(tf.data.AUTOTUNE)}
 
 
 def keras_contender(workload: Workload, contender: Contender) -> tuple[Any, Any, Any]:
-    """Returns Keras, a function that makes a compiled model, and the data as `fit` takes it."""
+    """Returns Keras, a function that makes a compiled model, and the arguments of `fit` that are the data."""
     if contender.ours:
         import keras_speedup as ks
         from keras_speedup.flavor import keras
@@ -126,37 +152,33 @@ def keras_contender(workload: Workload, contender: Contender) -> tuple[Any, Any,
         model.compile(**workload.compile, **how)
         return model
 
-    x, y = workload.data()
-    if contender.ours:
-        return keras, make, ks.DataPipeline(batch_size=BATCH_SIZE).dataset(x, y)
-    return keras, make, dataset(x, y, contender.way)
+    return keras, make, fit_arguments(*workload.data(), contender.data)
 
 
-def best_of_grid(make: Callable[..., Any], data: Any) -> dict[str, Any]:
-    """Returns the compile settings of an expert with time: the fastest second epoch of a grid."""
+def best_of_grid(make: Callable[..., Any], data: dict[str, Any], compiled: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns the compile settings of an expert with time: of a grid, those with the fastest epoch after the first."""
     found: list[tuple[float, dict[str, Any]]] = []
-    for jit in (False, True):
-        for steps in (1, 8, 64):
-            model = make(jit_compile=jit, steps_per_execution=steps)
-            try:
-                model.fit(data, verbose=0)
+    for how in ({"jit_compile": jit, "steps_per_execution": steps} for jit in compiled for steps in (1, 8, 32, 128)):
+        model = make(**how)
+        try:
+            model.fit(**data, verbose=0)
+            for _ in range(2):
                 began = perf_counter()
-                model.fit(data, verbose=0)
-            except Exception as error:  # what XLA cannot compile is no candidate
-                print(f"jit_compile={jit}, steps_per_execution={steps}: {error!r:.200}", file=sys.stderr)
-                continue
-            found.append((perf_counter() - began, {"jit_compile": jit, "steps_per_execution": steps}))
+                model.fit(**data, verbose=0)
+                found.append((perf_counter() - began, how))
+        except Exception as error:  # what XLA cannot compile is no candidate
+            print(f"{how}: {error!r:.200}", file=sys.stderr)
     return min(found, key=lambda pair: pair[0])[1]
 
 
 def train_keras(workload: Workload, contender: Contender, watch: Watch) -> dict[str, Any]:
     keras, make, data = keras_contender(workload, contender)
-    how: dict[str, Any] = {"jit_compile": True} if contender.way == "tips" else {}
+    how: dict[str, Any] = {"jit_compile": True} if contender.way == "xla" else {}
     if contender.way == "expert":
-        how = best_of_grid(make, data)
+        how = best_of_grid(make, data, ("auto",) if keras.backend.backend() == "jax" else (False, True))
     model = make(**how)
     watch.began = perf_counter()
-    history = model.fit(data, epochs=watch.epochs or 10**6, verbose=0, callbacks=[as_callback(keras, watch)]).history
+    history = model.fit(**data, epochs=watch.epochs or 10**6, verbose=0, callbacks=[as_callback(keras, watch)]).history
     metric = (workload.compile.get("metrics") or ["loss"])[0]
     plan = model.speedup_report.plan if contender.ours else " ".join(f"{name}={value}" for name, value in how.items())
     return {"metric": float(history[metric][-1]), "plan": plan}
@@ -209,7 +231,7 @@ def runs(workload: Workload, contender: Contender) -> bool:
     """Returns whether the contender has this workload at all."""
     if contender.way in ("eager", "compile"):
         return workload.torch is not None and not workload.serves
-    if workload.serves and contender.way != "plain":
+    if workload.serves and (contender.way != "auto" or contender.data not in ("dataset", "pipeline")):
         return False
     flavor = contender.environment.get("KERAS_BACKEND", "legacy")
     return flavor in workload.flavors
@@ -236,6 +258,7 @@ def main() -> None:
         "fit_seconds": fit_seconds,
         "first_step_seconds": watch.first_step,
         "epochs": len(watch.epoch_seconds),
+        "epoch_ends": [round(second, 3) for second in watch.epoch_ends],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     print(json.dumps(result))

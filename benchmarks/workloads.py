@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 BATCH_SIZE = 32
-TOKENS, WORDS = 64, 2000
+TOKENS, WORDS = 32, 2000
 
 
 @dataclass(frozen=True)

@@ -281,10 +281,8 @@ def _config(layer: Any) -> Any:
 
 
 def _check_batch_size(batch_size: Any) -> None:
-    whole = batch_size is None or (isinstance(batch_size, int) and not isinstance(batch_size, bool))
-    if not whole and hasattr(batch_size, "__index__") and not isinstance(batch_size, bool):
-        whole = True
-    if not whole or (batch_size is not None and batch_size < 1):
+    whole = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
+    if batch_size is not None and (not whole or batch_size < 1):
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}.")
 
 

@@ -19,14 +19,15 @@ EXIT_SECONDS = 20.0
 
 
 class BackgroundJob(Generic[T]):
-    """Runs a function in a thread of low priority.
+    """Runs a function in a thread.
 
     Args:
         function: What to run; it is given a function that says whether it should stop.
+        urgent: Whether it takes its share of the processor, and not only what the training leaves free.
     """
 
-    def __init__(self, function: Callable[[Callable[[], bool]], T]):
-        self._function = function
+    def __init__(self, function: Callable[[Callable[[], bool]], T], *, urgent: bool = False):
+        self._function, self._urgent = function, urgent
         self.result: T | None = None
         self.error: Exception | None = None
         self.started = perf_counter()
@@ -48,7 +49,8 @@ class BackgroundJob(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        be_nice()
+        if not self._urgent:
+            be_nice()
         try:
             self.result = self._function(self._stop.is_set)
         except Exception as error:  # told in the report; a plan that fails to compile is not an error of the training

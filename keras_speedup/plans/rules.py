@@ -35,6 +35,10 @@ TRIAL_SECONDS = 0.04
 #: is not tried on the training's own steps.
 HOPELESS = 6.0
 
+#: A step shorter than this, in seconds, is mostly overhead: its first program is compiled at the training's priority,
+#: as it compiles in a few seconds and gains the most. On two busy cores it would take five times as long beside it.
+LIGHT_STEP_SECONDS = 0.01
+
 #: A program is compiled in the background only where this many seconds of training are left.
 WORTH_COMPILING_SECONDS = 1.5
 
@@ -86,6 +90,11 @@ def may_spend(spent_seconds: float, trained_seconds: float, cost_seconds: float 
 def agrees(difference: float) -> bool:
     """Returns whether a plan's numbers are the plain graph's, within the tolerance."""
     return difference <= TOLERANCE
+
+
+def is_light(step_seconds: float | None) -> bool:
+    """Returns whether a step is so short that it is mostly overhead."""
+    return step_seconds is not None and step_seconds < LIGHT_STEP_SECONDS
 
 
 def worth_compiling(steps_left: int | None, step_seconds: float) -> bool:

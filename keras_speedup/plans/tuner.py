@@ -74,6 +74,7 @@ class Tuner:
         self._epoch_steps: int | None = None
         self._last: tuple[Any, Any] | None = None
         self._turn = 0
+        self._loop_steps = 1  # K, which a compiled loop gets even where the plain one did not pay
         self._rival: list[float] = []  # the best plan's times in turn with the trial's
 
     # What the loop asks
@@ -226,6 +227,7 @@ class Tuner:
         if self.jit_compile is True:
             baseline.program.steps = steps
             return
+        self._loop_steps = steps
         began = perf_counter()
         program = self.engine.program(self.kind, self.engine.loop_plan, steps, feed, block)
         self.choosing_seconds += perf_counter() - began
@@ -313,19 +315,21 @@ class Tuner:
             return
         feed, block = self._last
         plan = self._queue.pop(0)
-        steps = 1 if self.every_batch else max(self.best.program.steps, block.steps)
+        steps = 1 if self.every_batch else max(self._loop_steps, self.best.program.steps, block.steps)
         began = perf_counter()
         start = self.engine.prepare_shadow(self.kind, feed, block)
         self.choosing_seconds += perf_counter() - began
         engine, kind, random, check = self.engine, self.kind, self.random, self._remembered is None
         timed = rules.steps_per_trial_call(self.best.step_seconds)
+        is_first = not any(trial.compile_seconds for trial in self.trials)
         self._job = (
             plan,
             steps,
             BackgroundJob(
                 lambda stopped: engine.compile_on_shadow(
                     kind, plan, steps, feed, block, start, stopped, random=random, check=check, timed=timed
-                )
+                ),
+                urgent=not check or (is_first and rules.is_light(self.best.step_seconds)),
             ),
         )
 
@@ -363,17 +367,8 @@ class Tuner:
             self.notes.append(text)
 
     def _add(self, candidate: _Candidate, status: Status, reason: str) -> None:
-        self.trials.append(
-            PlanTrial(
-                candidate.plan,
-                candidate.program.steps,
-                candidate.step_seconds,
-                candidate.compile_seconds,
-                candidate.difference,
-                status,
-                reason,
-            )
-        )
+        figures = candidate.step_seconds, candidate.compile_seconds, candidate.difference
+        self.trials.append(PlanTrial(candidate.plan, int(candidate.program.steps), *figures, status, reason))
 
     def _replace(self, candidate: _Candidate, status: Status, reason: str) -> None:
         self.trials = [trial for trial in self.trials if not (trial.plan == candidate.plan and trial.status == "kept")]
