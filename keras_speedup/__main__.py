@@ -27,17 +27,8 @@ from .report import table
 SEED = 7
 BATCH_SIZE = 32
 SIDES = ("plain", "speedup")
-PACKAGES = (
-    "keras-speedup",
-    "keras",
-    "tf-keras",
-    "tensorflow",
-    "tensorflow-cpu",
-    "jax",
-    "torch",
-    "numpy",
-    "scikit-learn",
-)
+FRAMEWORKS = ("keras", "tf-keras", "tensorflow", "tensorflow-cpu", "jax", "torch")
+PACKAGES = ("keras-speedup", *FRAMEWORKS, "numpy", "scikit-learn")
 
 
 @dataclass(frozen=True)
@@ -255,10 +246,8 @@ def plot(results: Sequence[Comparison], path: Path) -> None:
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(results))
-    for shift, side, label, color in (
-        (-0.2, "plain", "plain Keras", "#9aa5b1"),
-        (0.2, "speedup", "keras_speedup", "#d9480f"),
-    ):
+    bars = ((-0.2, "plain", "plain Keras", "#9aa5b1"), (0.2, "speedup", "keras_speedup", "#d9480f"))
+    for shift, side, label, color in bars:
         heights = [getattr(result, side).samples_per_second for result in results]
         axes.bar(places + shift, heights, 0.38, label=label, color=color)
     for place, result in zip(places, results, strict=True):
@@ -296,7 +285,10 @@ def demo(arguments: argparse.Namespace) -> int:
 def doctor(arguments: argparse.Namespace) -> int:
     """Prints what this machine, these packages and these settings allow; returns 1 when something is broken."""
     checks = runtime.doctor()
-    print(runtime.format_checks(checks))
+    if arguments.json:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        print(runtime.format_checks(checks))
     return int(any(check.status == "broken" for check in checks))
 
 
@@ -329,6 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_argument("--rounds", type=_at_least(1), default=2, help="trainings of each side, in turn (default 2)")
     show.set_defaults(run=demo)
     check = commands.add_parser("doctor", help=doctor.__doc__, description=doctor.__doc__)
+    check.add_argument("--json", action="store_true", help="print one JSON array on standard output")
     check.set_defaults(run=doctor)
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))

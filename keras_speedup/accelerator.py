@@ -147,9 +147,8 @@ class Accelerator:
                 parts = host.unpack(validation_data)
                 size = validation_batch_size or batch_size
                 valid_feed.append(self._feed(*parts, batch_size=size, steps=validation_steps, **workers))
-            results = loop.evaluate(
-                session, self._tuner("test", valid_feed[0]), valid_feed[0], listeners, steps=validation_steps
-            )
+            tuner, left = self._tuner("test", valid_feed[0]), epochs - epoch
+            results = loop.evaluate(session, tuner, valid_feed[0], listeners, steps=validation_steps, times=left)
             return {f"val_{name}": value for name, value in results.items()}
 
         session = loop.Session(self.model, engine, self.meter)

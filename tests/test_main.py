@@ -90,3 +90,10 @@ def test_doctor_prints_a_line_for_each_check_and_fails_only_where_something_is_b
     shown = capsys.readouterr().out
     assert shown.strip()
     assert code == int("broken" in shown)
+
+
+def test_doctor_prints_its_checks_for_programs(capsys):
+    code = command.main(["doctor", "--json"])
+    checks = json.loads(capsys.readouterr().out)
+    assert {"name", "status", "detail", "fix"} == set(checks[0])
+    assert code == int(any(check["status"] == "broken" for check in checks))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import resource
+import os
+import sys
 import warnings
 from typing import Any
 
@@ -94,16 +95,26 @@ def memory_bytes() -> tuple[int, int]:
 
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             used, peak = used + torch.cuda.memory_allocated(index), peak + torch.cuda.max_memory_allocated(index)
-    return (used, peak) if used else (resident_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return (used, peak) if used else (resident_bytes(), peak_bytes())
 
 
 def resident_bytes() -> int:
-    """Returns the memory that the process holds, in bytes."""
+    """Returns the memory that the process holds, in bytes; its peak where the system does not say."""
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """Returns the most memory that the process has held, in bytes; 0 on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
 
 
 def _turn_on(tf: Any, limit_mb: int | None) -> None:

@@ -60,6 +60,10 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
         if self._running:
             self._end()
 
+    def on_train_error(self) -> None:
+        """Stops the trace when the training ends in an exception; keras_speedup's models send this."""
+        self.close()
+
     def on_train_begin(self, logs: Any = None) -> None:
         self.close()
         self._reset()
@@ -87,7 +91,7 @@ class StepProfiler(keras.callbacks.Callback):  # type: ignore[misc]
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_running", False):  # the training ended in an exception
+        if getattr(self, "_running", False):  # a plain model's training ended in an exception
             self._stop()
 
     def _steps(self) -> int:

@@ -31,6 +31,11 @@ class Blocker:
     layer: str = ""
     layer_class: str = ""
 
+    @property
+    def is_on_the_host(self) -> bool:
+        """Whether the operation does something outside the model, which a run on shadow state would repeat."""
+        return self.operation in _ON_THE_HOST or self.operation.startswith("Write")
+
     def __str__(self) -> str:
         return f"{self.operation} (layer '{self.layer}', class {self.layer_class})" if self.layer else self.operation
 

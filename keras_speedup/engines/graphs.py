@@ -22,12 +22,22 @@ class Step:
     Args:
         function: Takes the leaves of a batch as positional arguments.
         specs: A `tf.TensorSpec` for each leaf.
-        for_xla: Whether XLA compiles the step; TensorFlow traces the gradient of a loop otherwise then.
+        compiled: "whole" where XLA compiles the step (TensorFlow traces the gradient of a loop otherwise then), "parts"
+            where it compiles what it can of it, or "".
     """
 
-    def __init__(self, function: Callable[..., Any], specs: Sequence[Any], *, for_xla: bool = False):
+    def __init__(self, function: Callable[..., Any], specs: Sequence[Any], *, compiled: str = ""):
         self.specs = list(specs)
-        traced = tf.function(function, autograph=False, jit_compile=True if for_xla else None)
+
+        def in_clusters(*leaves: Any) -> Any:
+            with tf.xla.experimental.jit_scope():
+                return function(*leaves)
+
+        traced = tf.function(
+            in_clusters if compiled == "parts" else function,
+            autograph=False,
+            jit_compile=True if compiled == "whole" else None,
+        )
         self.concrete = traced.get_concrete_function(*self.specs)
         self._traced = traced  # keeps the variables that the trace created
 

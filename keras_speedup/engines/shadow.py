@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +29,25 @@ class ShadowResult:
     step_ratio: float
 
 
-def free_memory_bytes() -> int | None:
-    """Returns the memory that can still be had, in bytes; None where the system does not say."""
+def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Returns the memory that can still be had, in bytes; None where the system does not say.
+
+    Args:
+        meminfo: Where Linux tells the host's memory.
+        group: Where it tells the limit of the container, which the host's figure does not know.
+    """
     try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        found = re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())
+        free = int(found[1]) * 1024 if found else None
     except OSError:
-        pass
-    return None
+        return None
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):  # no container, or "max": one without a limit
+        return free
+    inside = max(0, limit - used + (int(cached[1]) if cached else 0))
+    return inside if free is None else min(free, inside)
 
 
 def cache_folder() -> Path:

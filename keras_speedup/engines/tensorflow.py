@@ -49,7 +49,7 @@ class TensorFlowEngine:
         """Drops every traced step: the model was compiled anew."""
         self._steps.clear()
 
-    def step(self, kind: str, feed: Feed, block: Block, *, quiet: bool = False, for_xla: bool = False) -> Step:
+    def step(self, kind: str, feed: Feed, block: Block, *, quiet: bool = False, compiled: str = "") -> Step:
         """Returns the traced step of a kind ("train", "test", "predict") for batches like those of `block`.
 
         Args:
@@ -57,13 +57,13 @@ class TensorFlowEngine:
             feed: Where the block came from.
             block: A block of it.
             quiet: Whether random layers are turned off, to compare numbers.
-            for_xla: Whether XLA compiles it. The number of rows is then fixed: inside a loop, XLA cannot compile the
-                gradient of a broadcast over a number of rows that it does not know.
+            compiled: What XLA compiles of it: "whole", "parts" or "". The number of rows is fixed then: inside a loop,
+                XLA cannot compile the gradient of a broadcast over a number of rows that it does not know.
         """
         specs = feed.specs or [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in block.leaves]
-        if for_xla:
+        if compiled:
             specs = [tf.TensorSpec([block.batch_size, *spec.shape[1:]], spec.dtype) for spec in specs]
-        key = (kind, quiet, for_xla, repr(feed.structure), tuple(specs))
+        key = (kind, quiet, compiled, repr(feed.structure), tuple(specs))
         if key not in self._steps:
             function = self.host.step_function(kind)
 
@@ -71,18 +71,21 @@ class TensorFlowEngine:
                 return function(assemble(feed.structure, leaves))
 
             with self._tracing, without_randomness(self.model) if quiet else nullcontext():
-                self._steps[key] = Step(run, specs, for_xla=for_xla)
+                self._steps[key] = Step(run, specs, compiled=compiled)
         return self._steps[key]
 
     def program(self, kind: str, plan: str, steps: int, feed: Feed, block: Block, *, quiet: bool = False) -> Program:
         """Returns a program of `plan` for blocks like `block`; nothing of it is compiled yet."""
-        step = self.step(kind, feed, block, quiet=quiet, for_xla=plan.startswith("xla"))
+        compiled = "whole" if plan.startswith("xla") else "parts" if plan == "clusters" else ""
+        step = self.step(kind, feed, block, quiet=quiet, compiled=compiled)
         return Program(plan, step, steps, block.batch_size)
 
     def compiled_plans(self, kind: str, feed: Feed, block: Block) -> tuple[str, ...]:
         """Returns the plans that must be compiled, the likeliest first."""
         if not self.can_loop(kind, feed, block):
             return ()
+        if found := self.blockers(kind, feed, block):  # XLA may still compile parts of the step
+            return () if any(blocker.is_on_the_host for blocker in found) else ("clusters",)
         # On a CPU, a convolution in a compiled loop runs on one thread.
         slow_loop = self._on_cpu and self.step(kind, feed, block).has_convolutions()
         return ("xla", "xla-loop") if slow_loop else ("xla-loop", "xla")

@@ -150,6 +150,10 @@ def train(
                 break
         if epochs > 0:
             host.finish()
+    except BaseException:
+        for callback in callbacks.callbacks:  # Keras has no event for it
+            getattr(callback, "on_train_error", lambda: None)()
+        raise
     finally:
         session.engine.pull()
         data.close()
@@ -196,8 +200,19 @@ def _epoch(
     return step, logs
 
 
-def evaluate(session: Session, tuner: Tuner, feed: Any, callbacks: Any, *, steps: int | None) -> dict[str, Any]:
-    """Evaluates as `evaluate` does; returns the metrics."""
+def evaluate(
+    session: Session, tuner: Tuner, feed: Any, callbacks: Any, *, steps: int | None, times: int = 1
+) -> dict[str, Any]:
+    """Evaluates as `evaluate` does; returns the metrics.
+
+    Args:
+        session: The model and what it shares.
+        tuner: Chooses the plans.
+        feed: The data.
+        callbacks: A `CallbackList`.
+        steps: Batches, where it is not one pass.
+        times: How often the data will be evaluated, this time included: what is compiled pays in all of them.
+    """
     model, host = session.model, session.engine.host
     model.stop_evaluating = False
     callbacks.on_test_begin()
@@ -207,7 +222,7 @@ def evaluate(session: Session, tuner: Tuner, feed: Any, callbacks: Any, *, steps
     tuner.begin(
         every_batch=names_of_those(callbacks.callbacks, "test"),
         epoch_steps=_whole(feed, epoch_steps),
-        steps_left=epoch_steps,
+        steps_left=None if epoch_steps is None else epoch_steps * times,
     )
     data = _Pass(session, feed, steps)
     data.begin()

@@ -82,6 +82,11 @@ def is_faster(candidate: Sequence[float], best: Sequence[float]) -> bool:
     return typical(candidate) < GAIN * typical(best)
 
 
+def is_measured(baseline: Sequence[float]) -> bool:
+    """Returns whether the plain graph's steps were timed often enough to compare plans with it."""
+    return len(baseline) >= TRIAL_CALLS and (sum(baseline) >= 0.03 or len(baseline) >= 20)
+
+
 def may_spend(spent_seconds: float, trained_seconds: float, cost_seconds: float = 0.0) -> bool:
     """Returns whether trials that have cost `spent_seconds` may cost `cost_seconds` more."""
     return spent_seconds + cost_seconds <= REGRET * trained_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -161,26 +162,22 @@ class Tuner:
 
     def _plain_for(self, feed: Any, block: Any) -> _Candidate:
         """Returns the plain graph for one batch, or a plain loop for several."""
-        single = block.steps == 1
-        key = (repr(feed.structure), 0 if single else block.batch_size, str(feed.specs))
-        if key not in self._plain:
-            plan = self.engine.baseline if single else self.engine.loop_plan
-            steps = 1 if single else block.steps
-            self._plain[key] = _Candidate(plan, self.engine.program(self.kind, plan, steps, feed, block))
-        candidate: _Candidate = self._plain[key]
-        candidate.program.steps = max(candidate.program.steps, block.steps)
-        if single and self._baseline is None:
-            self._baseline = candidate
+        if block.steps > 1:
+            return self._made(self.engine.loop_plan, block.batch_size, feed, block)
+        candidate = self._made(self.engine.baseline, None, feed, block)
+        self._baseline = self._baseline or candidate
         return candidate
 
     def _explicit(self, feed: Any, block: Any) -> _Candidate:
         """Returns a compiled plan for any block: `jit_compile=True` is honoured for every batch."""
-        key = ("xla", repr(feed.structure), block.batch_size, str(feed.specs))
+        return self._made(self.engine.explicit_plan, block.batch_size, feed, block)
+
+    def _made(self, plan: str, rows: int | None, feed: Any, block: Any) -> _Candidate:
+        """Returns a plan that nothing has to be compiled for beside the training, made once for each shape."""
+        key = (plan, repr(feed.structure), rows, str(feed.specs))
         if key not in self._plain:
-            found = self.engine.blockers(self.kind, feed, block)
-            if found:
+            if self.jit_compile is True and (found := self.engine.blockers(self.kind, feed, block)):
                 raise XlaUnsupportedError(found[0])
-            plan = self.engine.explicit_plan
             self._plain[key] = _Candidate(plan, self.engine.program(self.kind, plan, block.steps, feed, block))
         candidate: _Candidate = self._plain[key]
         candidate.program.steps = max(candidate.program.steps, block.steps)
@@ -214,24 +211,15 @@ class Tuner:
             self._follow_memory(feed, block, self._remembered)
             return
         baseline = self._baseline if self.jit_compile is not True else self._explicit(feed, block)
-        if baseline is None or len(baseline.times) < 3 or (sum(baseline.times) < 0.03 and len(baseline.times) < 20):
+        if baseline is None or not rules.is_measured(baseline.times):
             return
         if self.jit_compile is True:
             self._baseline = baseline
         self._add(baseline, "baseline", "every other plan is compared with it")
         self.best = baseline
         self._queue = self._plans_to_compile(feed, block)
-        steps = self._steps_per_call(feed, block)
-        if steps <= 1 or self.every_batch or not self.engine.can_loop(self.kind, feed, block):
-            return
-        if self.jit_compile is True:
-            baseline.program.steps = steps
-            return
-        self._loop_steps = steps
-        began = perf_counter()
-        program = self.engine.program(self.kind, self.engine.loop_plan, steps, feed, block)
-        self.choosing_seconds += perf_counter() - began
-        self._start_trial(_Candidate(self.engine.loop_plan, program))
+        if (loop := self._loop(feed, block, self._steps_per_call(feed, block))) is not None:
+            self._start_trial(loop)
 
     def _follow_rule(self, feed: Any, block: Any) -> None:
         """Takes the plain loop at once: what is measured is not the same in every run, so nothing is."""
@@ -253,12 +241,20 @@ class Tuner:
         if baseline is None:
             return
         self.best, self._queue = baseline, []
-        if steps > 1 and not self.every_batch and self.engine.can_loop(self.kind, feed, block):
-            if self.jit_compile is True:
-                baseline.program.steps = steps
-                return
-            program = self.engine.program(self.kind, self.engine.loop_plan, steps, feed, block)
-            self.best = _Candidate(self.engine.loop_plan, program)
+        self.best = self._loop(feed, block, steps) or baseline
+
+    def _loop(self, feed: Any, block: Any, steps: int) -> _Candidate | None:
+        """Returns K plain steps in one call, where that can be had; an explicit plan loops by itself."""
+        assert self.best is not None
+        if steps <= 1 or self.every_batch or not self.engine.can_loop(self.kind, feed, block):
+            return None
+        if self.jit_compile is True:
+            self.best.program.steps = steps
+            return None
+        self._loop_steps, began = steps, perf_counter()
+        program = self.engine.program(self.kind, self.engine.loop_plan, steps, feed, block)
+        self.choosing_seconds += perf_counter() - began
+        return _Candidate(self.engine.loop_plan, program)
 
     def _steps_per_call(self, feed: Any, block: Any) -> int:
         if self.steps_per_execution != "auto":
@@ -271,11 +267,7 @@ class Tuner:
     def _plans_to_compile(self, feed: Any, block: Any) -> list[str]:
         if self.jit_compile is False:
             return []
-        found = self.engine.blockers(self.kind, feed, block)
-        if found:
-            self.blockers = [str(blocker) for blocker in found]
-            self._note(f"XLA is not tried: it cannot compile {', '.join(self.blockers)}")
-            return []
+        self.blockers = [str(blocker) for blocker in self.engine.blockers(self.kind, feed, block)]
         needed, free = self.engine.shadow_bytes(self.kind, feed, block), free_memory_bytes()
         if free is not None and needed > free // 2:
             self._note(
@@ -319,19 +311,11 @@ class Tuner:
         began = perf_counter()
         start = self.engine.prepare_shadow(self.kind, feed, block)
         self.choosing_seconds += perf_counter() - began
-        engine, kind, random, check = self.engine, self.kind, self.random, self._remembered is None
-        timed = rules.steps_per_trial_call(self.best.step_seconds)
-        is_first = not any(trial.compile_seconds for trial in self.trials)
-        self._job = (
-            plan,
-            steps,
-            BackgroundJob(
-                lambda stopped: engine.compile_on_shadow(
-                    kind, plan, steps, feed, block, start, stopped, random=random, check=check, timed=timed
-                ),
-                urgent=not check or (is_first and rules.is_light(self.best.step_seconds)),
-            ),
-        )
+        check, is_first = self._remembered is None, not any(trial.compile_seconds for trial in self.trials)
+        how = {"random": self.random, "check": check, "timed": rules.steps_per_trial_call(self.best.step_seconds)}
+        compiling = partial(self.engine.compile_on_shadow, self.kind, plan, steps, feed, block, start, **how)
+        urgent = not check or (is_first and rules.is_light(self.best.step_seconds))
+        self._job = (plan, steps, BackgroundJob(compiling, urgent=urgent))
 
     def _collect(self) -> None:
         """Takes the result of the background job and decides whether the plan gets its turn."""
@@ -376,12 +360,7 @@ class Tuner:
 
     def _remember(self) -> None:
         """Keeps the choice for later runs, once nothing is left to be tried."""
-        done = (
-            not self._queue
-            and self._job is None
-            and self._trial is None
-            and self._waiting is None
-            and not self.engine.is_deterministic
-        )
-        if done and self.memory is not None and self.best is not None and not self._remembered and not self.every_batch:
+        if self._queue or self._job or self._trial or self._waiting or self.engine.is_deterministic:
+            return
+        if self.memory is not None and self.best is not None and not self._remembered and not self.every_batch:
             self.memory.save({"plan": self.best.plan, "steps_per_call": int(self.best.program.steps)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import keras_speedup as ks
@@ -17,6 +19,12 @@ def test_memory_in_use_is_logged(make_model, samples):
     assert all(
         0 < used <= peak * 1.01 for used, peak in zip(history["memory_mb"], history["memory_peak_mb"], strict=True)
     )
+
+
+def test_without_the_resource_module_of_unix_there_is_no_peak(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert memory.peak_bytes() == 0
+    assert memory.memory_bytes()[0] >= 0
 
 
 class LateTensorFlow:

@@ -68,7 +68,6 @@ def test_nothing_is_left_running_after_an_exception(make_model, samples, tmp_pat
     profiler = ks.StepProfiler(tmp_path / "first", steps=(2, 100))
     with pytest.raises(OverflowError):
         model.fit(*samples, epochs=2, callbacks=[profiler, Fails()], verbose=0)
-    profiler.close()
     again = ks.StepProfiler(tmp_path / "second", steps=(2, 100))
     with pytest.raises(OverflowError):
         model.fit(*samples, epochs=2, callbacks=[again, Fails()], verbose=0)

@@ -59,7 +59,7 @@ class FakeEngine:
         return True
 
     def compiled_plans(self, *_):
-        return ("xla-loop", "xla")
+        return ("clusters",) if self.blocked else ("xla-loop", "xla")
 
     def blockers(self, *_):
         return self.blocked
@@ -100,7 +100,7 @@ def train(tuner, steps=40_000, every_batch=()):
     tuner.finish()
 
 
-TIMES = {"graph": 0.002, "graph-loop": 0.001, "xla": 0.0009, "xla-loop": 0.0002}
+TIMES = {"graph": 0.002, "graph-loop": 0.001, "xla": 0.0009, "xla-loop": 0.0002, "clusters": 0.0005}
 
 
 def test_fastest_plan_is_adopted_and_every_plan_reported(clock):
@@ -114,6 +114,25 @@ def test_fastest_plan_is_adopted_and_every_plan_reported(clock):
         "xla": "refused",
     }
     assert tuner.gain == pytest.approx(10, rel=0.01)
+
+
+def test_loop_is_compiled_for_many_steps_even_where_the_plain_one_does_not_pay(clock):
+    tuner = Tuner(FakeEngine(clock, TIMES | {"graph-loop": 0.0021}), "train")
+    train(tuner)
+    assert tuner.best.plan == "xla-loop"
+    assert tuner.best.program.steps > 100
+
+
+@pytest.mark.parametrize(("faster", "urgent"), [(1, [True, False]), (0.05, [False, False])])
+def test_only_the_first_program_of_a_light_step_is_compiled_at_the_trainings_priority(
+    clock, monkeypatch, faster, urgent
+):
+    asked, made = [], tuner_module.BackgroundJob
+    monkeypatch.setattr(
+        tuner_module, "BackgroundJob", lambda job, urgent: asked.append(urgent) or made(job, urgent=urgent)
+    )
+    train(Tuner(FakeEngine(clock, {plan: seconds / faster for plan, seconds in TIMES.items()}), "train"))
+    assert asked == urgent
 
 
 def test_plan_with_other_numbers_is_refused(clock):
@@ -133,11 +152,12 @@ def test_looking_for_a_better_plan_costs_at_most_five_percent(clock):
     assert clock.now < best * 1.06
 
 
-def test_blocked_operation_keeps_xla_from_being_tried(clock):
+def test_blocked_operation_leaves_the_rest_of_the_step_to_xla(clock):
     engine = FakeEngine(clock, TIMES, blocked=[Blocker("Unique", "dedupe", "Dedupe")])
     tuner = Tuner(engine, "train")
     train(tuner)
-    assert not engine.compiled
+    assert engine.compiled == ["clusters"]
+    assert tuner.best.plan == "clusters"
     assert tuner.blockers == ["Unique (layer 'dedupe', class Dedupe)"]
 
 
