@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -64,28 +64,6 @@ class Comparison:
         return {"name": self.name, **sides, "ratio": self.ratio, "plan": self.plan}
 
 
-class Progress:
-    """A bar on standard error."""
-
-    def __init__(self, total: int, width: int = 30):
-        self.total, self.width, self.done, self.label = total, width, 0, ""
-        self.live = sys.stderr.isatty()
-
-    def start(self, label: str) -> None:
-        self.label = label
-        self._draw(end="\r" if self.live else "\n")
-
-    def step(self) -> None:
-        self.done += 1
-        if self.live:
-            self._draw(end="\r" if self.done < self.total else "\n")
-
-    def _draw(self, end: str) -> None:
-        full = self.width * self.done // self.total
-        bar = "#" * full + "." * (self.width - full)
-        print(f"[{bar}] {100 * self.done // self.total:3d}%  {self.label:<36}", end=end, file=sys.stderr, flush=True)
-
-
 def mlp(layers: Any) -> list[Any]:
     return [
         layers.Flatten(),
@@ -113,9 +91,8 @@ def lstm(layers: Any) -> list[Any]:
 class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
     """Times whole epochs from outside, alike for both sides."""
 
-    def __init__(self, tick: Callable[[], None]):
+    def __init__(self) -> None:
         super().__init__()
-        self.tick = tick
         self.epoch_seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -123,7 +100,6 @@ class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.epoch_seconds.append(perf_counter() - self.began)
-        self.tick()
 
 
 WORKLOADS: tuple[Callable[[Any], list[Any]], ...] = (mlp, cnn, lstm)
@@ -148,14 +124,14 @@ def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return (x[mixed], y[mixed]), (images[held_out], labels[held_out])
 
 
-def train(side: str, layers: Callable[[Any], list[Any]], data: Any, epochs: int, tick: Callable[[], None]) -> Any:
+def train(side: str, layers: Callable[[Any], list[Any]], data: Any, epochs: int) -> Any:
     """Trains one model on one side; returns what it reached, and the plan that ran it."""
     (x, y), held_out = data
     keras.utils.set_random_seed(SEED)
     base = keras.Sequential if side == "plain" else ks.SpeedupSequential
     model = base([keras.Input(x.shape[1:]), *layers(keras.layers)])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    clock = EpochClock(tick)
+    clock = EpochClock()
     began = perf_counter()
     model.fit(*_training_data(side, x, y), epochs=epochs, shuffle=False, batch_size=None, verbose=0, callbacks=[clock])
     seconds = perf_counter() - began
@@ -174,17 +150,25 @@ def _training_data(side: str, x: Any, y: Any) -> tuple[Any, ...]:
     return (tensorflow().data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE),)
 
 
-def compare(epochs: int, rounds: int, data: Any, progress: Progress) -> list[Comparison]:
+def show_progress(done: int, total: int, label: str) -> None:
+    """Prints a bar on standard error."""
+    bar = "#" * (30 * done // total)
+    print(f"[{bar:.<30}] {100 * done // total:3d}%  {label}", file=sys.stderr, flush=True)
+
+
+def compare(epochs: int, rounds: int, data: Any) -> list[Comparison]:
     """Trains each workload on both sides in turn, `rounds` times; the figures are medians over the rounds."""
-    results = []
+    results: list[Comparison] = []
     for layers in WORKLOADS:
         reached: dict[str, list[Side]] = {side: [] for side in SIDES}
         plan = ""
         for index in range(rounds):
             for side in SIDES if index % 2 == 0 else SIDES[::-1]:
                 name = "plain Keras" if side == "plain" else "keras_speedup"
-                progress.start(f"{layers.__name__}, {name}, round {index + 1} of {rounds}")
-                result, used = train(side, layers, data, epochs, progress.step)
+                done = len(results) * 2 * rounds + sum(map(len, reached.values()))
+                label = f"{layers.__name__}, {name}, round {index + 1} of {rounds}"
+                show_progress(done, len(WORKLOADS) * 2 * rounds, label)
+                result, used = train(side, layers, data, epochs)
                 reached[side].append(result)
                 plan = used if side == "speedup" else plan
         plain, speedup = (_medians(reached[side]) for side in SIDES)
@@ -199,18 +183,13 @@ def _medians(sides: Sequence[Side]) -> Side:
 
 def environment(epochs: int, rounds: int) -> dict[str, Any]:
     """Returns what the figures depend on."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    installed = {str(found.metadata["Name"]).lower().replace("_", "-"): found.version for found in distributions()}
     return {
         "flavor": FLAVOR,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "packages": found,
+        "packages": {name: installed[name] for name in PACKAGES if name in installed},
         "batch_size": BATCH_SIZE,
         "epochs": epochs,
         "rounds": rounds,
@@ -268,8 +247,7 @@ def demo(arguments: argparse.Namespace) -> int:
     if missing:
         print(f'demo needs {" and ".join(missing)}. Install: pip install "keras-speedup[demo]"', file=sys.stderr)
         return 2
-    progress = Progress(len(WORKLOADS) * len(SIDES) * arguments.rounds * arguments.epochs)
-    results = compare(arguments.epochs, arguments.rounds, digits(), progress)
+    results = compare(arguments.epochs, arguments.rounds, digits())
     if arguments.plot:
         plot(results, arguments.plot)
     about = environment(arguments.epochs, arguments.rounds)

@@ -296,6 +296,9 @@ class Tuner:
                 self._replace(best, "refused", f"{trial.plan} is faster")
             self._add(trial, "kept", f"{ratio:.2f} times as fast as {best.plan}")
             self.best = trial
+            is_single = trial.plan == self.engine.explicit_plan  # a loop of it gains where a call's overhead counts
+            if trial.compile_seconds and not (is_single and rules.is_light(trial.step_seconds)):
+                self._queue = []
         else:
             self._add(trial, "refused", f"a step takes {1 / ratio:.2f} times as long as with {best.plan}")
         self._remember()
