@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of plain Keras (default 10, quick 5)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--update", action="store_true", help="keep what results.json has of other contenders")
     arguments = parser.parse_args()
     arguments.seconds = arguments.seconds or (5.0 if arguments.quick else 10.0)
     workloads = arguments.workload or (QUICK_WORKLOADS if arguments.quick else WORKLOADS)
@@ -252,8 +253,12 @@ def main() -> None:
 
     results: dict[str, Any] = {"environment": environment(arguments, left_out), "workloads": {}}
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.update:
+        before = json.loads((arguments.out / "results.json").read_text(encoding="utf-8"))
+        results["workloads"] = before["workloads"]
+        results["environment"]["command"] = f"{before['environment']['command']}; {results['environment']['command']}"
     for name, names in plan.items():
-        results["workloads"][name] = run_workload(name, names, arguments, tick)
+        results["workloads"].setdefault(name, {}).update(run_workload(name, names, arguments, tick))
         (arguments.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (arguments.out / "RESULTS.md").write_text(as_markdown(results), encoding="utf-8")
     if find_spec("matplotlib") is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
@@ -48,29 +47,18 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One workload, trained by plain Keras and by keras_speedup from the same seed."""
+    """One workload, trained by plain Keras and by keras_speedup from the same seed; `ratio` is that of their speeds."""
 
     name: str
     plain: Side
     speedup: Side
+    ratio: float
     plan: str
-
-    @property
-    def ratio(self) -> float:
-        return self.speedup.samples_per_second / self.plain.samples_per_second
-
-    def to_dict(self) -> dict[str, Any]:
-        sides = {side: asdict(getattr(self, side)) for side in SIDES}
-        return {"name": self.name, **sides, "ratio": self.ratio, "plan": self.plan}
 
 
 def mlp(layers: Any) -> list[Any]:
-    return [
-        layers.Flatten(),
-        layers.Dense(128, activation="relu"),
-        layers.Dense(64, activation="relu"),
-        layers.Dense(10, activation="softmax"),
-    ]
+    hidden = [layers.Dense(units, activation="relu") for units in (128, 64)]
+    return [layers.Flatten(), *hidden, layers.Dense(10, activation="softmax")]
 
 
 def cnn(layers: Any) -> list[Any]:
@@ -171,14 +159,10 @@ def compare(epochs: int, rounds: int, data: Any) -> list[Comparison]:
                 result, used = train(side, layers, data, epochs)
                 reached[side].append(result)
                 plan = used if side == "speedup" else plan
-        plain, speedup = (_medians(reached[side]) for side in SIDES)
-        results.append(Comparison(layers.__name__, plain, speedup, plan))
+        plain, speedup = (Side(*map(median, zip(*map(astuple, reached[side]), strict=True))) for side in SIDES)
+        ratio = speedup.samples_per_second / plain.samples_per_second
+        results.append(Comparison(layers.__name__, plain, speedup, ratio, plan))
     return results
-
-
-def _medians(sides: Sequence[Side]) -> Side:
-    rows = [(side.samples_per_second, side.accuracy, side.fit_seconds) for side in sides]
-    return Side(*(median(column) for column in zip(*rows, strict=True)))
 
 
 def environment(epochs: int, rounds: int) -> dict[str, Any]:
@@ -188,7 +172,7 @@ def environment(epochs: int, rounds: int) -> dict[str, Any]:
         "flavor": FLAVOR,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_cores": runtime.usable_cores(),
         "packages": {name: installed[name] for name in PACKAGES if name in installed},
         "batch_size": BATCH_SIZE,
         "epochs": epochs,
@@ -203,17 +187,10 @@ def format_results(results: Sequence[Comparison]) -> str:
     rows = []
     for result in results:
         plain, fast = result.plain, result.speedup
-        rows.append(
-            (
-                result.name,
-                f"{plain.samples_per_second:9,.0f}/s",
-                f"{fast.samples_per_second:9,.0f}/s",
-                f"{result.ratio:.2f}x",
-                f"{plain.accuracy:.1%} / {fast.accuracy:.1%}",
-                f"{plain.fit_seconds:.1f} / {fast.fit_seconds:.1f}",
-                result.plan,
-            )
-        )
+        speeds = [f"{side.samples_per_second:9,.0f}/s" for side in (plain, fast)]
+        accuracy = f"{plain.accuracy:.1%} / {fast.accuracy:.1%}"
+        seconds = f"{plain.fit_seconds:.1f} / {fast.fit_seconds:.1f}"
+        rows.append((result.name, *speeds, f"{result.ratio:.2f}x", accuracy, seconds, result.plan))
     below = "samples a second in the steady state; accuracy and seconds: plain Keras / keras_speedup"
     return "\n".join([*table(header, rows), "", below])
 
@@ -252,7 +229,7 @@ def demo(arguments: argparse.Namespace) -> int:
         plot(results, arguments.plot)
     about = environment(arguments.epochs, arguments.rounds)
     if arguments.json:
-        print(json.dumps({"environment": about, "workloads": [result.to_dict() for result in results]}, indent=2))
+        print(json.dumps({"environment": about, "workloads": list(map(asdict, results))}, indent=2))
         return 0
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if name != "keras-speedup")
     print(f"scikit-learn's digits, batches of {BATCH_SIZE}, {about['cpu_cores']} cores, flavour {FLAVOR}: {packages}\n")

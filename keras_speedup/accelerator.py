@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .engines import engine_for
 from .engines.feed import ArrayFeed, flatten
-from .flavor import FLAVOR, flatten_layers, is_random
+from .flavor import FLAVOR, flatten_layers, is_random, keras
 from .pipeline.arrays import array_source
 from .plans import loop
 from .plans.memory import PlanMemory
 from .plans.meter import Meter
+from .plans.mixed import PrecisionTuner
 from .plans.tuner import Tuner
-from .precision import devices, needs_loss_scaling, scaled
+from .precision import check_precision, devices, needs_loss_scaling, scaled, scales_loss
 from .report import SpeedupReport
 
 _PACKAGES = ("keras", "tf_keras", "tensorflow", "jax", "torch")
@@ -29,13 +30,15 @@ class Choices:
     Attributes:
         jit_compile: "auto", True or False.
         steps_per_execution: "auto" or a number of steps.
+        precision: None, "auto" or the name of a policy.
     """
 
     jit_compile: Any = "auto"
     steps_per_execution: Any = "auto"
+    precision: str | None = None
 
     @classmethod
-    def checked(cls, jit_compile: Any, steps_per_execution: Any) -> Choices:
+    def checked(cls, jit_compile: Any, steps_per_execution: Any, precision: Any = None) -> Choices:
         """Returns the choices, or raises a `ValueError` that says which is none."""
         if jit_compile is None:  # Keras 2's word for "not said"
             jit_compile = "auto"
@@ -46,7 +49,9 @@ class Choices:
         whole = isinstance(steps_per_execution, int) and not isinstance(steps_per_execution, bool)
         if steps_per_execution != "auto" and (not whole or steps_per_execution < 1):
             raise ValueError(f'steps_per_execution must be "auto" or a positive integer, got {steps_per_execution!r}.')
-        return cls(jit_compile, steps_per_execution)
+        if precision is not None:
+            check_precision(precision)
+        return cls(jit_compile, steps_per_execution, precision)
 
     @classmethod
     def of_plain(cls, model: Any) -> Choices:
@@ -56,7 +61,10 @@ class Choices:
         return cls.checked(config.get("jit_compile", "auto"), "auto" if steps in (None, 1) else steps)
 
     def config(self) -> dict[str, Any]:
-        return {"jit_compile": self.jit_compile, "steps_per_execution": self.steps_per_execution}
+        config = asdict(self)
+        if self.precision != "auto":  # layers are saved with the policy that they have
+            del config["precision"]
+        return config
 
     def for_keras(self) -> dict[str, Any]:
         """Returns what Keras itself is told; it runs the steps only where nothing can be accelerated."""
@@ -83,6 +91,8 @@ class Accelerator:
         self._trained: Tuner | None = None
         self._rates: list[float] = []
         self._notes: list[str] = []
+        self._skipped = 0
+        self._mixed = PrecisionTuner(model) if choices.precision == "auto" else None
 
     def reason_not_to(self) -> str:
         """Returns why Keras must run the steps itself, or an empty string; the report says so too."""
@@ -98,119 +108,85 @@ class Accelerator:
             self._notes.append(reason)
         return reason
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: Any = True,
-        class_weight: Any = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-        **workers: Any,
-    ) -> None:
+    def fit(self, given: Any) -> None:
+        """Trains as `keras.Model.fit` does.
+
+        Args:
+            given: That method's arguments, each under its name.
+        """
         engine = self._ready()
         host = engine.host
         host.check_compiled("fit")
-        _check_batch_size(batch_size)
-        # A step of the user's own may apply gradients that it did not scale.
-        if needs_loss_scaling(self.model) and not _overrides(self.model, ("train_step",)):
+        _check_batch_size(given.batch_size)
+        if needs_loss_scaling(self.model):
             self.model.optimizer = scaled(self.model.optimizer)
-        epochs, steps_per_epoch = host.max_epochs(epochs), host.max_steps(steps_per_epoch)
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = host.split((x, y, sample_weight), validation_split)
-        feed = self._feed(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps_per_epoch,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            **workers,
-        )
+        epochs, steps_per_epoch = host.max_epochs(given.epochs), host.max_steps(given.steps_per_epoch)
+        data, validation_data = (given.x, given.y, given.sample_weight), given.validation_data
+        if given.validation_split and validation_data is None:
+            data, validation_data = host.split(data, validation_split=given.validation_split)
+        how = {"shuffle": given.shuffle, "class_weight": given.class_weight, **_workers(given)}
+        feed = self._feed(*data, batch_size=given.batch_size, steps_per_epoch=steps_per_epoch, **how)
         valid_feed: list[Any] = []
 
         def validate(epoch: int) -> dict[str, Any]:
-            if validation_data is None or not host.should_validate(epoch, validation_freq):
+            if validation_data is None or not host.should_validate(epoch, given.validation_freq):
                 return {}
+            steps = given.validation_steps
             if not valid_feed:
-                parts = host.unpack(validation_data)
-                size = validation_batch_size or batch_size
-                valid_feed.append(self._feed(*parts, batch_size=size, steps=validation_steps, **workers))
+                parts, size = host.unpack(validation_data), given.validation_batch_size or given.batch_size
+                valid_feed.append(self._feed(*parts, batch_size=size, steps_per_epoch=steps, **_workers(given)))
             tuner, left = self._tuner("test", valid_feed[0]), epochs - epoch
-            results = loop.evaluate(session, tuner, valid_feed[0], listeners, steps=validation_steps, times=left)
+            results = loop.evaluate(session, tuner, valid_feed[0], listeners, steps=steps, times=left)
             return {f"val_{name}": value for name, value in results.items()}
 
+        def after_epoch() -> None:
+            tuners = self._tuners.values()
+            if self._mixed and all(tuner.is_idle for tuner in tuners) and self._mixed.moves(trained):
+                engine.forget()
+                for tuner in tuners:
+                    tuner.restart()
+
         session = loop.Session(self.model, engine, self.meter)
-        listeners = host.callback_list(
-            callbacks, history=True, verbose=verbose, epochs=epochs, steps=steps_per_epoch or feed.num_batches
-        )
+        listeners = self._listeners(given, steps_per_epoch or feed.num_batches, history=True, epochs=epochs)
         self.model.stop_training = False
         self._rates.clear()
         listeners.on_train_begin()
-        first = host.first_epoch(initial_epoch, steps_per_epoch or feed.num_batches)
-        loop.train(
+        first = host.first_epoch(given.initial_epoch, steps_per_epoch or feed.num_batches)
+        trained, before = self._tuner("train", feed), self._updates()
+        steps = loop.train(
             session,
-            self._tuner("train", feed),
+            trained,
             feed,
             listeners,
             epochs=epochs,
             first=first,
             steps_per_epoch=steps_per_epoch,
             validate=validate,
+            after_epoch=after_epoch,
             rates=self._rates,
         )
+        self._skipped = max(0, steps - self._updates() + before) if scales_loss(self.model.optimizer) else 0
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
-        steps: int | None = None,
-        callbacks: Any = None,
-        return_dict: bool = False,
-        **workers: Any,
-    ) -> Any:
+    def evaluate(self, given: Any) -> Any:
+        """Evaluates as `keras.Model.evaluate` does; see `fit` for the argument."""
         engine = self._ready()
         engine.host.check_compiled("evaluate")
-        _check_batch_size(batch_size)
-        steps = engine.host.max_steps(steps)
-        feed = self._feed(x, y, sample_weight, batch_size=batch_size, steps=steps, **workers)
-        listeners = engine.host.callback_list(
-            callbacks, history=False, verbose=verbose, epochs=1, steps=steps or feed.num_batches
-        )
+        _check_batch_size(given.batch_size)
+        steps = engine.host.max_steps(given.steps)
+        data = given.x, given.y, given.sample_weight
+        feed = self._feed(*data, batch_size=given.batch_size, steps_per_epoch=steps, **_workers(given))
+        listeners = self._listeners(given, steps or feed.num_batches)
         session = loop.Session(self.model, engine, self.meter)
         results = loop.evaluate(session, self._tuner("test", feed), feed, listeners, steps=steps)
-        return results if return_dict else engine.host.in_order(results)
+        return results if given.return_dict else engine.host.in_order(results)
 
-    def predict(
-        self,
-        x: Any,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        steps: int | None = None,
-        callbacks: Any = None,
-        **workers: Any,
-    ) -> Any:
+    def predict(self, given: Any) -> Any:
+        """Predicts as `keras.Model.predict` does; see `fit` for the argument."""
         engine = self._ready()
-        _check_batch_size(batch_size)
-        feed = self._feed(x, batch_size=batch_size, steps=steps, **workers)
-        listeners = engine.host.callback_list(
-            callbacks, history=False, verbose=verbose, epochs=1, steps=steps or feed.num_batches
-        )
-        return loop.predict(loop.Session(self.model, engine, self.meter), feed, listeners, steps=steps)
+        _check_batch_size(given.batch_size)
+        feed = self._feed(given.x, batch_size=given.batch_size, steps_per_epoch=given.steps, **_workers(given))
+        listeners = self._listeners(given, given.steps or feed.num_batches)
+        return loop.predict(loop.Session(self.model, engine, self.meter), feed, listeners, steps=given.steps)
 
     def report(self) -> SpeedupReport:
         tuner = self._trained
@@ -222,7 +198,7 @@ class Accelerator:
             plan=tuner.plan,
             steps_per_call=int(best.program.steps) if best else 1,
             trials=tuple(tuner.trials),
-            notes=(*self._notes, *tuner.notes),
+            notes=(*self._notes, *tuner.notes, *self._precision_notes()),
             blockers=tuple(tuner.blockers),
             choosing_seconds=tuner.choosing_seconds,
             gain=tuner.gain,
@@ -230,6 +206,25 @@ class Accelerator:
         )
 
     # The parts
+
+    def _listeners(self, given: Any, steps: int | None, *, epochs: int = 1, history: bool = False) -> Any:
+        """Returns the list that tells callbacks, and Keras's own, of `steps` steps in each of the epochs."""
+        if isinstance(given.callbacks, keras.callbacks.CallbackList):
+            return given.callbacks
+        verbose = self._engine.host.verbosity(given.verbose)
+        how = {"verbose": verbose, "epochs": epochs, "steps": steps, "model": self.model}
+        return keras.callbacks.CallbackList(given.callbacks, history, verbose != 0, **how)
+
+    def _precision_notes(self) -> list[str]:
+        notes = [self._mixed.reason] if self._mixed else []
+        if self._skipped:
+            notes.append(f"loss scaling: {self._skipped} steps of the last fit overflowed float16 and changed nothing")
+        return notes
+
+    def _updates(self) -> int:
+        """Returns how often the optimizer has changed the weights; a step that overflows does not."""
+        iterations = getattr(self.model.optimizer, "iterations", None)
+        return 0 if iterations is None else int(iterations.numpy())
 
     def _ready(self) -> Any:
         if self._engine is None:
@@ -277,6 +272,12 @@ def _config(layer: Any) -> Any:
         return layer.get_config()
     except Exception:  # a layer of the user's that cannot be saved has none
         return None
+
+
+def _workers(given: Any) -> dict[str, Any]:
+    """Returns how a `Sequence` of Keras 2 is read."""
+    names = ("max_queue_size", "workers", "use_multiprocessing")
+    return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
 def _check_batch_size(batch_size: Any) -> None:

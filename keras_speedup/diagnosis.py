@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from .callbacks.memory import memory_bytes
-from .flavor import keras
-from .report import table
+from .report import draw_bars, table
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,10 @@ class Diagnosis:
     fixes: tuple[Fix, ...]
 
     def __str__(self) -> str:
-        return "\n".join([f"bottleneck: {self.bottleneck}", *table(("probe", "ms"), self._probes()), *self._advice()])
+        return "\n".join([f"bottleneck: {self.bottleneck}", *table(("probe", "ms"), self._rows()), *self._advice()])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in self._probes())
+        rows = "".join(f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in self._rows())
         advice = "".join(f"<li>{escape(line)}</li>" for line in self._advice())
         return f"<p><b>bottleneck: {self.bottleneck}</b></p><table>{rows}</table><ol>{advice}</ol>"
 
@@ -75,23 +74,14 @@ class Diagnosis:
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the three probes, in milliseconds; returns matplotlib's axes."""
-        if ax is None:
-            import matplotlib.pyplot as plt
+        return draw_bars(ax, self._probes(), "milliseconds")
 
-            _, ax = plt.subplots(figsize=(6, 2))
-        names, values = zip(*self._probes(), strict=True)
-        ax.barh(names, [float(value) for value in values])
-        ax.set_xlabel("milliseconds")
-        ax.invert_yaxis()
-        return ax
+    def _probes(self) -> dict[str, float]:
+        names = ("a batch of input", "a step, one a call", "a step, many a call")
+        return dict(zip(names, (self.input_seconds, self.step_seconds, self.device_seconds), strict=True))
 
-    def _probes(self) -> list[tuple[str, str]]:
-        probes = (
-            ("a batch of input", self.input_seconds),
-            ("a step, one a call", self.step_seconds),
-            ("a step, many a call", self.device_seconds),
-        )
-        return [(name, f"{1000 * seconds:.2f}") for name, seconds in probes]
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(name, f"{1000 * seconds:.2f}") for name, seconds in self._probes().items()]
 
     def _advice(self) -> list[str]:
         return [f"{fix.advice} (about {fix.expected_gain:.1f} times as fast)" for fix in self.fixes]
@@ -159,14 +149,15 @@ def diagnose(model: Any, data: Any, steps: int = 50) -> Diagnosis:
     read = sum(1 for _ in islice(batches, steps))
     input_seconds = (perf_counter() - began) / max(read, 1)
     weights = model.get_weights()
-    optimizer = [np.array(value) for value in _values(model.optimizer)]
+    optimizer = [np.array(variable.numpy()) for variable in _variables(model.optimizer)]
     try:
         single, many = _step_times(model, first, steps)
     finally:
         model.set_weights(weights)
         for variable, value in zip(_variables(model.optimizer), optimizer, strict=False):
             variable.assign(value)
-    return decide(input_seconds, single, many, _memory_share())
+    _, peak, limit = memory_bytes()
+    return decide(input_seconds, single, many, peak / limit if limit else None)
 
 
 def _step_times(model: Any, batch: Any, steps: int) -> tuple[float, float]:
@@ -190,20 +181,3 @@ def _step_times(model: Any, batch: Any, steps: int) -> tuple[float, float]:
 def _variables(optimizer: Any) -> list[Any]:
     found = optimizer.variables
     return list(found() if callable(found) else found)
-
-
-def _values(optimizer: Any) -> list[Any]:
-    return [keras.ops.convert_to_numpy(v) if hasattr(keras, "ops") else v.numpy() for v in _variables(optimizer)]
-
-
-def _memory_share() -> float | None:
-    """Returns the share of device memory in use at the most; None without a device that says its size."""
-    from .flavor import FLAVOR
-
-    if FLAVOR != "jax":
-        return None
-    import jax
-
-    stats = jax.devices()[0].memory_stats() or {}
-    limit = stats.get("bytes_limit")
-    return None if not limit else memory_bytes()[1] / limit

@@ -129,10 +129,7 @@ def _holds_generator(layer: Any) -> bool:
 def set_layer_policy(layer: Any, name: str) -> None:
     """Makes `layer`, and the layers inside it, compute under the dtype policy `name`."""
     for inner in flatten_layers(layer):
-        if KERAS_MAJOR == 3:
-            inner.dtype_policy = name
-        else:
-            inner._set_dtype_policy(keras.mixed_precision.Policy(name))  # no public setter in Keras 2.15
+        set_policy(inner, keras.mixed_precision.Policy(name))
 
 
 def producer(tensor: Any) -> tuple[Any, list[Any]]:

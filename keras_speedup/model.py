@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 from . import heads
 from .accelerator import Accelerator, Choices
 from .flavor import KERAS_MAJOR, Functional, keras, require_this_keras
 from .plans.meter import Meter
+from .precision import take_policy
 from .report import SpeedupReport
 
 _register = keras.saving.register_keras_serializable
@@ -25,9 +28,18 @@ class _Accelerated:
 
     # Training
 
-    def compile(self, *args: Any, jit_compile: Any = "auto", steps_per_execution: Any = "auto", **kwargs: Any) -> None:
-        """Configures the model for training, as Keras does; see `SpeedupModel` for the two arguments."""
-        choices = Choices.checked(jit_compile, steps_per_execution)
+    def compile(
+        self,
+        *args: Any,
+        jit_compile: Any = "auto",
+        steps_per_execution: Any = "auto",
+        precision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Configures the model for training, as Keras does; see `SpeedupModel` for the three named arguments."""
+        choices = Choices.checked(jit_compile, steps_per_execution, precision)
+        if precision not in (None, "auto"):
+            self._take_policy(str(precision))
         super().compile(*args, **kwargs, **choices.for_keras())  # type: ignore[misc]
         self._speedup = Accelerator(self, choices)
 
@@ -47,7 +59,7 @@ class _Accelerated:
         accelerator = self._accelerator("fit")
         if accelerator.reason_not_to():
             return super().fit(*args, **kwargs)  # type: ignore[misc]
-        accelerator.fit(**_named("fit", args, kwargs))
+        accelerator.fit(_named("fit", args, kwargs))
         return self.history  # type: ignore[attr-defined]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +67,7 @@ class _Accelerated:
         accelerator = self._accelerator("evaluate")
         if accelerator.reason_not_to() or "_use_cached_eval_dataset" in kwargs:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-        return accelerator.evaluate(**_named("evaluate", args, kwargs))
+        return accelerator.evaluate(_named("evaluate", args, kwargs))
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts; every argument is Keras's own."""
@@ -63,7 +75,7 @@ class _Accelerated:
             self._speedup = Accelerator(self, Choices())
         if self._speedup.reason_not_to():
             return super().predict(*args, **kwargs)  # type: ignore[misc]
-        return self._speedup.predict(**_named("predict", args, kwargs))
+        return self._speedup.predict(_named("predict", args, kwargs))
 
     def _accelerator(self, method: str) -> Accelerator:
         if self._speedup is None:
@@ -79,6 +91,19 @@ class _Accelerated:
             self._settle_heads(args)
         outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
         return heads.cast_outputs(outputs) if self._casts_outputs else outputs
+
+    def _take_policy(self, policy: str, keep: Collection[str] = ()) -> Callable[[], None]:
+        """Puts the layers under a policy, and those of the outputs in float32; returns what undoes it."""
+        undo = take_policy(self, policy, keep)
+        self._heads_settled = False
+        self._settle_known_heads()
+        return undo
+
+    def _settle_known_heads(self) -> None:
+        """Settles the heads of a graph of layers, and of a model that has been called; others are when they are."""
+        is_graph = isinstance(self, (Functional, keras.Sequential)) and self.built
+        if is_graph or self._speedup_inputs is not None:
+            self._settle_heads(() if is_graph else (self._speedup_inputs,))
 
     def _settle_heads(self, args: tuple[Any, ...] = ()) -> None:
         self._heads_settled = True
@@ -124,12 +149,17 @@ class SpeedupModel(_Accelerated, keras.Model):  # type: ignore[misc]
         float32_outputs: Whether the layers that produce outputs compute in float32 under a mixed policy.
         **kwargs: As for `keras.Model`.
 
-    `compile` takes Keras's arguments; two have a further value, which is their default:
+    `compile` takes Keras's arguments; two have a further value, which is their default, and one is new:
         jit_compile: `"auto"` compiles with XLA beside the training and moves over where that is measured faster and
             gives the same numbers. True compiles every step, or raises `XlaUnsupportedError` with the operation and
             the layer that XLA cannot compile; False never compiles.
         steps_per_execution: `"auto"` runs so many steps in one call that it takes about 0.3 seconds, and one step
             where a callback must see every batch. A number is taken as it is.
+        precision: None, the default, leaves the numbers alone. "float32", "mixed_float16" or "mixed_bfloat16" puts the
+            layers under that policy. `"auto"` runs a few of the training's own batches under a mixed policy, on copies
+            of the weights between two epochs, and moves over where a step takes less than 95% of float32's time and
+            the losses are within 5% of float32's; a layer that fails or overflows stays in float32. Keras 2 settles
+            the policy of a layer when it is built: there, a name is taken before that alone, and "auto" never moves.
 
     Example:
 
@@ -154,7 +184,7 @@ class SpeedupModel(_Accelerated, keras.Model):  # type: ignore[misc]
         functional = _is_functional(args, kwargs)
         if functional and not isinstance(self, Functional):
             # Keras would rewrite the bases of this class, for all who use it; this object gets a class of its own.
-            self.__class__ = _with_functional(type(self))
+            self.__class__ = _named_like(type(self), (type(self), SpeedupFunctional))
         if functional:
             Functional.__init__(self, *args, **kwargs)
             for layer in self.layers:
@@ -247,23 +277,22 @@ def speedup(model: Any) -> Any:
             vars(twin)[name] = value
     for name in ("train_function", "test_function", "predict_function"):
         vars(twin)[name] = None
-    if isinstance(twin, (Functional, keras.Sequential)) and model.built:
-        twin._settle_heads()
+    twin._settle_known_heads()
     if getattr(model, "optimizer", None) is not None:
         vars(twin)["_speedup"] = Accelerator(twin, Choices.of_plain(model))
     return twin
 
 
-def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call of Keras's method by their names.
+def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimpleNamespace:
+    """Returns the arguments of a call of Keras's method by their names, Keras's defaults among them.
 
     Raises:
         TypeError: An argument is not one of the method's.
     """
     bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
-    named = dict(list(bound.arguments.items())[1:])
-    more = named.pop("kwargs", {})
-    if more:
+    bound.apply_defaults()
+    named = SimpleNamespace(**bound.arguments)
+    if more := vars(named).pop("kwargs", {}):
         raise TypeError(f"{method}() got an unexpected argument {next(iter(more))!r}.")
     return named
 
@@ -271,10 +300,6 @@ def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Returns whether the arguments are `(inputs, outputs)`."""
     return len(args) == 2 or (len(args) == 1 and "outputs" in kwargs) or ("inputs" in kwargs and "outputs" in kwargs)
-
-
-def _with_functional(cls: type) -> type:
-    return _named_like(cls, (cls, SpeedupFunctional))
 
 
 def _accelerated_class(cls: type) -> type:

@@ -82,6 +82,17 @@ def best_precision(devices: Sequence[Device], cpu_flags: Collection[str]) -> Cho
     return Choice("float32", "the CPU has no units for half precision (AMX or AVX512-BF16), which is slower on it")
 
 
+def native_precision() -> Choice:
+    """Returns the policy for this process's devices."""
+    return best_precision(devices(), cpu_flags())
+
+
+def check_precision(name: Any) -> None:
+    """Raises a `ValueError` where `name` is none that `set_precision` takes."""
+    if name not in _POLICIES:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, _POLICIES))}, got {name!r}.")
+
+
 def set_precision(name: str = "auto") -> str:
     """Sets Keras's global dtype policy and returns its name.
 
@@ -104,9 +115,8 @@ def set_precision(name: str = "auto") -> str:
     >>> ks.set_precision("float32")
     'float32'
     """
-    if name not in _POLICIES:
-        raise ValueError(f"precision must be one of {', '.join(map(repr, _POLICIES))}, got {name!r}.")
-    policy = best_precision(devices(), cpu_flags()).policy if name == "auto" else name
+    check_precision(name)
+    policy = native_precision().policy if name == "auto" else name
     if KERAS_MAJOR == 3:
         keras.config.set_dtype_policy(policy)
     else:
@@ -223,20 +233,35 @@ def only_scaled_losses(optimizer: Any, where: str) -> Iterator[None]:
             del vars(optimizer)[name]
 
 
+def watched_step(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a model's training step, which refuses to apply gradients that its optimizer takes for scaled ones."""
+
+    def step(*args: Any) -> Any:
+        with only_scaled_losses(model.optimizer, f"{type(model).__name__}.train_step"):
+            return train_step(*args)
+
+    return step
+
+
 def take_policy(model: Any, policy: str, keep: Collection[str] = ()) -> Callable[[], None]:
-    """Puts the layers of a model that are in float32 under a mixed policy, and returns what undoes it.
+    """Puts the layers of a model that are in float32 or under a mixed policy under another, and returns what undoes it.
 
     Layers under any other policy stay what they are; `heads.make_outputs_float32` sees to the outputs afterwards.
 
     Args:
         model: The model. Weights are float32 before and after.
-        policy: "mixed_float16" or "mixed_bfloat16".
-        keep: The names of layers to leave in float32.
+        policy: "float32", "mixed_float16" or "mixed_bfloat16".
+        keep: The names of layers to leave as they are.
 
     Raises:
         ValueError: The model has been built by Keras 2, whose weights are cast under the policy they were made under.
     """
-    layers = [layer for layer in flatten_layers(model) if layer.name not in keep and _is_float32(layer)]
+    others = set(_POLICIES) - {policy}
+    layers = [
+        layer
+        for layer in flatten_layers(model)
+        if layer.name not in keep and getattr(getattr(layer, "dtype_policy", None), "name", None) in others
+    ]
     if KERAS_MAJOR == 2 and any(layer.weights for layer in layers):
         raise ValueError(
             f"Keras 2 settles the precision of a layer when it is built, and '{model.name}' has been built. Call "
@@ -251,10 +276,6 @@ def take_policy(model: Any, policy: str, keep: Collection[str] = ()) -> Callable
             set_policy(layer, old)
 
     return undo
-
-
-def _is_float32(layer: Any) -> bool:
-    return getattr(getattr(layer, "dtype_policy", None), "name", None) == "float32"
 
 
 @dataclass(frozen=True)
@@ -284,12 +305,12 @@ def choose_precision(float32: PrecisionTrial, mixed: PrecisionTrial) -> Choice:
     """
     ratio = mixed.step_seconds / float32.step_seconds
     took = f"{mixed.policy} takes {ratio:.2f} times float32's time"
+    if ratio >= FASTER:  # its trial may have been ended early
+        return Choice("float32", took)
     if not all(math.isfinite(loss) for loss in mixed.losses):
         return Choice("float32", f"under {mixed.policy} the loss is not finite")
     size = sum(abs(loss) for loss in float32.losses) or 1.0
     off = sum(abs(one - other) for one, other in zip(float32.losses, mixed.losses, strict=True)) / size
     if not off <= LOSS_TOLERANCE:
         return Choice("float32", f"under {mixed.policy} the loss is {off:.1%} off float32's")
-    if ratio >= FASTER:
-        return Choice("float32", took)
     return Choice(mixed.policy, f"{took}, the loss is within {off:.1%} of float32's")

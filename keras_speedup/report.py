@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -74,16 +74,8 @@ class SpeedupReport:
         Args:
             ax: Axes to draw on; new ones where it is None.
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(6, 2.5))
-        timed = [trial for trial in self.trials if trial.step_seconds is not None]
-        colors = ["tab:green" if trial.plan == self.plan else "tab:gray" for trial in timed]
-        ax.barh([trial.plan for trial in timed], [1000 * (trial.step_seconds or 0) for trial in timed], color=colors)
-        ax.set_xlabel("milliseconds a step")
-        ax.invert_yaxis()
-        return ax
+        timed = {trial.plan: trial.step_seconds for trial in self.trials if trial.step_seconds is not None}
+        return draw_bars(ax, timed, "milliseconds a step", self.plan)
 
     def _headline(self) -> str:
         if not self.plan:
@@ -121,6 +113,19 @@ def _bar(trial: PlanTrial, slowest: float) -> str:
         return ""
     width = max(1, round(120 * trial.step_seconds / slowest))
     return f'<div style="background:#4a9;height:0.8em;width:{width}px"></div>'
+
+
+def draw_bars(ax: Any, seconds: Mapping[str, float], label: str, marked: str = "") -> Any:
+    """Draws named times as bars, in milliseconds, the marked one green; returns matplotlib's axes."""
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(6, 2.5))
+    colors = ["tab:green" if name == marked else "tab:gray" for name in seconds]
+    ax.barh(list(seconds), [1000 * value for value in seconds.values()], color=colors)
+    ax.set_xlabel(label)
+    ax.invert_yaxis()
+    return ax
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

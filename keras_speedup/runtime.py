@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from .engines.shadow import cache_folder, free_memory_bytes
 from .flavor import FLAVOR, keras, tensorflow
-from .precision import best_precision, cpu_flags, devices
+from .precision import devices, native_precision
 from .report import table
 
 Status = Literal["ok", "warning", "broken"]
@@ -249,7 +249,7 @@ def check_devices(
     if driver:
         fix = "install the CUDA libraries: pip install 'tensorflow[and-cuda]'"
         return Check("devices", "broken", "there is a GPU driver, and the framework sees no GPU", fix)
-    return Check("devices", "ok", f"CPU, {_cores()} cores")
+    return Check("devices", "ok", f"CPU, {usable_cores()} cores")
 
 
 def check_memory_growth(environment: Mapping[str, str] = os.environ) -> Check:
@@ -281,7 +281,7 @@ def check_onednn(environment: Mapping[str, str] = os.environ) -> Check:
 
 
 def check_threads(environment: Mapping[str, str] = os.environ, cores: int | None = None) -> Check:
-    cores = cores or _cores()
+    cores = cores or usable_cores()
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         value = environment.get(name, "")
         if value.isdigit() and int(value) > cores:
@@ -292,7 +292,7 @@ def check_threads(environment: Mapping[str, str] = os.environ, cores: int | None
 
 def check_limits(cores: int | None = None, host_cores: int | None = None) -> Check:
     """Returns whether a container allows less than the host has, which thread pools do not see."""
-    cores, host_cores = cores or _cores(), host_cores or os.cpu_count() or 1
+    cores, host_cores = cores or usable_cores(), host_cores or os.cpu_count() or 1
     if cores < host_cores:
         fix = f"configure(intra_op_threads={cores}, inter_op_threads={cores})"
         return Check("limits", "warning", f"{cores} of the host's {host_cores} cores may be used", fix)
@@ -301,7 +301,7 @@ def check_limits(cores: int | None = None, host_cores: int | None = None) -> Che
 
 
 def check_precision() -> Check:
-    choice = best_precision(devices(), cpu_flags())
+    choice = native_precision()
     return Check("precision", "ok", f'set_precision("auto") takes {choice.policy}: {choice.reason}')
 
 
@@ -336,7 +336,7 @@ def check_cache(environment: Mapping[str, str] = os.environ) -> Check:
 _CHECKS = tuple(value for name, value in list(globals().items()) if name.startswith("check_"))
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Returns the cores that this process may use, by its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

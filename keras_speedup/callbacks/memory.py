@@ -56,7 +56,7 @@ class GPUMemoryGrowth(keras.callbacks.Callback):  # type: ignore[misc]
         self.use_by_epoch = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        used, peak = memory_bytes()
+        used, peak, _ = memory_bytes()
         self.use_by_epoch.append(used / _MEGABYTE)
         if logs is not None:
             logs["memory_mb"], logs["memory_peak_mb"] = used / _MEGABYTE, peak / _MEGABYTE
@@ -76,26 +76,31 @@ def rises(use: list[float]) -> bool:
     return all(a < b for a, b in zip(use, use[1:], strict=False)) and use[-1] > use[0] * (1 + _SHARE)
 
 
-def memory_bytes() -> tuple[int, int]:
-    """Returns the bytes in use and at peak, over all GPUs, or of the process where there is none."""
-    used = peak = 0
+def memory_bytes() -> tuple[int, int, int]:
+    """Returns the bytes in use, at peak and to be had, over all GPUs, or of the process where there is none.
+
+    What there is to be had is 0 where that is not known.
+    """
+    found: list[tuple[int, int, int]] = []
     if FLAVOR in ("tensorflow", "legacy"):
         tf = tensorflow("keras_speedup.GPUMemoryGrowth")
         for index, _ in enumerate(tf.config.list_logical_devices("GPU")):
             info = tf.config.experimental.get_memory_info(f"GPU:{index}")
-            used, peak = used + info["current"], peak + info["peak"]
+            found.append((info["current"], info["peak"], 0))
     elif FLAVOR == "jax":
         import jax
 
-        for device in jax.devices():
-            info = device.memory_stats() or {}
-            used, peak = used + info.get("bytes_in_use", 0), peak + info.get("peak_bytes_in_use", 0)
+        names = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
+        stats = [device.memory_stats() or {} for device in jax.devices()]
+        found += [(*(info.get(name, 0) for name in names),) for info in stats]  # type: ignore[misc]
     else:
         import torch
 
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            used, peak = used + torch.cuda.memory_allocated(index), peak + torch.cuda.max_memory_allocated(index)
-    return (used, peak) if used else (resident_bytes(), peak_bytes())
+            size = torch.cuda.get_device_properties(index).total_memory
+            found.append((torch.cuda.memory_allocated(index), torch.cuda.max_memory_allocated(index), size))
+    used, peak, limit = (sum(column) for column in zip((0, 0, 0), *found, strict=True))
+    return (used, peak, limit) if used else (resident_bytes(), peak_bytes(), 0)
 
 
 def resident_bytes() -> int:

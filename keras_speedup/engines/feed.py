@@ -35,6 +35,11 @@ def flatten(data: Any) -> tuple[Any, Leaves]:
     return visit(data), leaves
 
 
+def leaves_of(data: Any) -> Leaves:
+    """Returns the components of `data`; None is left out."""
+    return flatten(data)[1]
+
+
 def assemble(structure: Any, leaves: Sequence[Any]) -> Any:
     """Returns `structure` with each index replaced by its leaf."""
     if structure is None:

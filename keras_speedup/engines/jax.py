@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from .blockers import Blocker
 from .feed import Block, Feed, assemble
-from .shadow import ShadowResult, give_up_if, relative_difference, step_ratio
+from .shadow import ShadowResult, ShadowTrial, Stop, give_up_if, relative_difference, step_ratio
 
 State = tuple[list[Any], ...]
 
@@ -149,7 +150,24 @@ class JaxEngine:
         }
         return [list(groups[name]) for name in _STATES[kind]]
 
+    @contextmanager
+    def rehearsal(self, feed: Feed, block: Block) -> Iterator[Callable[[Block], Any]]:
+        """Gives a function that runs a plain training step on copies of the state, and returns its logs."""
+        program = self.program("train", self.baseline, 1, feed, block)
+        state = _copy(self.state("train"))
+
+        def run(batch: Block) -> Any:
+            nonlocal state
+            logs, state = program.apply(state, batch)
+            return logs
+
+        yield run
+
     # Programs
+
+    def forget(self) -> None:
+        """Drops every traced step: the model computes in another precision."""
+        self._steps.clear()
 
     def step(self, kind: str, feed: Feed, block: Block) -> Step:
         key = (kind, repr(feed.structure))
@@ -192,7 +210,7 @@ class JaxEngine:
         """Returns the model's outputs for a batch; rows are padded to a power of two, which bounds the programs."""
         rows = block.batch_size
         padded = 1 << (rows - 1).bit_length()
-        leaves = [_repeated(leaf, padded) for leaf in block.leaves]
+        leaves = [_padded(leaf, padded, repeat=True) for leaf in block.leaves]
         step = self.step("predict", feed, block)
         outputs, others = step.jitted(self.state("predict"), *leaves)
         self.hold("predict", others)
@@ -212,26 +230,14 @@ class JaxEngine:
         """Returns copies of the state as it is now."""
         return _copy(self.state(kind))
 
-    def compile_on_shadow(
-        self,
-        kind: str,
-        plan: str,
-        steps: int,
-        feed: Feed,
-        block: Block,
-        start: State,
-        stopped: Callable[[], bool],
-        *,
-        random: bool,
-        check: bool = True,
-        timed: int = 4,
-    ) -> tuple[JaxProgram, ShadowResult]:
+    def compile_on_shadow(self, trial: ShadowTrial, start: State, stopped: Stop) -> tuple[JaxProgram, ShadowResult]:
         """Compiles a plan, compares its numbers with the plain steps' and times both, all on shadow state."""
+        kind, plan, steps, feed, block = trial.made_of
         program = self.program(kind, plan, steps, feed, block)
         began = perf_counter()
         program.compile_ahead(start, block)
         seconds = perf_counter() - began
-        if not check:
+        if not trial.check:
             return program, ShadowResult(seconds, 0.0, 0.0)
         give_up_if(stopped)
         head, _ = block.split(min(4, block.steps))
@@ -241,7 +247,7 @@ class JaxEngine:
         _, theirs = plain.apply(_copy(start), head)
         flat = [[np.asarray(v) for group in state for v in group] for state in (theirs, mine, start)]
         gap = relative_difference(*flat)
-        head, _ = block.split(min(timed, block.steps))
+        head, _ = block.split(min(trial.timed, block.steps))
         ratio = step_ratio(*(lambda one=one: self.wait(one.apply(_copy(start), head)) for one in (program, plain)))
         return program, ShadowResult(seconds, gap, ratio)
 
@@ -266,17 +272,11 @@ def _like(values: Any, template: Any) -> Any:
     return jax.tree_util.tree_unflatten(structure, cast)
 
 
-def _padded(leaf: Any, rows: int) -> Any:
+def _padded(leaf: Any, rows: int, repeat: bool = False) -> Any:
+    """Returns `leaf` with rows of zeros up to `rows`, or with its last one repeated."""
     missing = rows - leaf.shape[0]
     if missing <= 0:
         return leaf
     xp = np if isinstance(leaf, np.ndarray) else jnp
-    return xp.concatenate([leaf, xp.zeros((missing, *leaf.shape[1:]), leaf.dtype)])
-
-
-def _repeated(leaf: Any, rows: int) -> Any:
-    missing = rows - leaf.shape[0]
-    if missing <= 0:
-        return leaf
-    xp = np if isinstance(leaf, np.ndarray) else jnp
-    return xp.concatenate([leaf, xp.repeat(leaf[-1:], missing, axis=0)])
+    more = xp.repeat(leaf[-1:], missing, axis=0) if repeat else xp.zeros((missing, *leaf.shape[1:]), leaf.dtype)
+    return xp.concatenate([leaf, more])

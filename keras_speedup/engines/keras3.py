@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..flavor import FLAVOR, keras
+from ..precision import watched_step
 from .feed import ArrayFeed, Feed, IteratorFeed, flatten, shuffled
 
 # Private in Keras 3.0 to 3.15 (test_private_names); the public names for them are inside fit.
@@ -28,29 +29,11 @@ class Keras3:
 
     # Data
 
-    def feed(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        shuffle: bool | str = False,
-        class_weight: dict[int, float] | None = None,
-    ) -> Feed:
+    def feed(self, x: Any, y: Any = None, sample_weight: Any = None, *, shuffle: Any = False, **how: Any) -> Feed:
         """Returns the data as Keras would read it; the arguments are those of `fit`."""
         if not _takes_shuffle(x):
             shuffle = False  # Keras would warn that the data is in an order of its own
-        adapter = data_adapters.get_data_adapter(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            steps_per_epoch=steps,
-            shuffle=shuffle,
-            class_weight=class_weight,
-        )
+        adapter = data_adapters.get_data_adapter(x=x, y=y, sample_weight=sample_weight, shuffle=shuffle, **how)
         arrays = _dense_arrays(adapter) if shuffle != "batch" else None
         if arrays is not None:
             structure, leaves = arrays
@@ -63,37 +46,21 @@ class Keras3:
             return DatasetFeed(adapter.get_tf_dataset(), adapter.num_batches, *events)
         return _numpy_feed(adapter)
 
-    @staticmethod
-    def split(data: tuple[Any, Any, Any], fraction: float) -> tuple[tuple[Any, Any, Any], Any]:
-        """Returns the data in two parts, the last `fraction` of its rows in the second."""
-        parts: tuple[tuple[Any, Any, Any], Any] = array_slicing.train_validation_split(data, validation_split=fraction)
-        return parts
-
-    @staticmethod
-    def unpack(data: Any) -> tuple[Any, Any, Any]:
-        parts: tuple[Any, Any, Any] = data_adapter_utils.unpack_x_y_sample_weight(data)
-        return parts
+    split = staticmethod(array_slicing.train_validation_split)
+    unpack = staticmethod(data_adapter_utils.unpack_x_y_sample_weight)
 
     # Steps
 
     def step_function(self, kind: str) -> Callable[[Any], Any]:
         """Returns the model's own step of a kind: "train", "test" or "predict"."""
-        return {"train": self.model.train_step, "test": self.model.test_step, "predict": self.model.predict_step}[kind]
+        model = self.model
+        function = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
+        return watched_step(model, function) if kind == "train" else function
 
     # Events
 
-    def callback_list(self, callbacks: Any, *, history: bool, verbose: Any, epochs: int, steps: int | None) -> Any:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
-        return keras.callbacks.CallbackList(
-            callbacks,
-            add_history=history,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=epochs,
-            steps=steps,
-            model=self.model,
-        )
+    def verbosity(self, verbose: Any) -> Any:
+        return verbose
 
     def first_epoch(self, initial_epoch: int, steps: int | None) -> tuple[int, int]:
         """Returns the epoch and the step to begin at, which `BackupAndRestore` may have set."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..flavor import keras
+from ..precision import watched_step
 from .datasets import DatasetFeed, tf
 from .feed import ArrayFeed, Feed, flatten, shuffled
 
@@ -30,64 +31,35 @@ class Keras2:
 
     # Data
 
-    def feed(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        shuffle: bool | str = False,
-        class_weight: dict[int, float] | None = None,
-        **workers: Any,
-    ) -> Feed:
+    def feed(self, x: Any, y: Any = None, sample_weight: Any = None, *, shuffle: Any = False, **how: Any) -> Feed:
         """Returns the data as Keras would read it; the arguments are those of `fit`."""
         if shuffle != "batch" and data_adapter.TensorLikeDataAdapter.can_handle(x, y):
-            return self._arrays(x, y, sample_weight, batch_size, steps, bool(shuffle), class_weight)
-        handler = data_adapter.get_data_handler(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            steps_per_epoch=steps,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            model=self.model,
-            **workers,
-        )
+            return self._arrays(x, y, sample_weight, bool(shuffle), how)
+        how = {"sample_weight": sample_weight, "shuffle": shuffle, "model": self.model, **how}
+        handler = data_adapter.get_data_handler(x=x, y=y, **how)
         plain = isinstance(x, tf.data.Dataset)
         return DatasetFeed(handler._dataset, _size(handler), end=None if plain else handler._adapter.on_epoch_end)
 
-    def _arrays(
-        self, x: Any, y: Any, weights: Any, size: int | None, steps: int | None, shuffle: bool, class_weight: Any
-    ) -> Feed:
+    def _arrays(self, x: Any, y: Any, weights: Any, shuffle: bool, how: Mapping[str, Any]) -> Feed:
         x, y, weights = data_adapter._process_tensorlike((x, y, weights))
         modes = data_adapter.broadcast_sample_weight_modes(weights, None)
         weights, _, _ = training_utils.handle_partial_sample_weights(y, weights, modes, check_all_flat=True)
         data = data_adapter.pack_x_y_sample_weight(x, y, weights)
         data_adapter._check_data_cardinality(data)
-        if class_weight:
+        if class_weight := how.get("class_weight"):
             data = data_adapter._make_class_weight_map_fn(class_weight)(*data)
         structure, leaves = flatten(data)
         leaves = [leaf.numpy() for leaf in leaves]
         rows = len(leaves[0])
+        size, steps = how.get("batch_size"), how.get("steps_per_epoch")
         if not size:
             size = -(-rows // steps) if steps else 32
         if rows == 0:
             raise ValueError("Expected input data to be non-empty.")
         return ArrayFeed(leaves, structure, size, order=shuffled(rows) if shuffle else lambda: None)
 
-    @staticmethod
-    def split(data: tuple[Any, Any, Any], fraction: float) -> tuple[tuple[Any, Any, Any], Any]:
-        """Returns the data in two parts, the last `fraction` of its rows in the second."""
-        parts: tuple[tuple[Any, Any, Any], Any] = data_adapter.train_validation_split(data, validation_split=fraction)
-        return parts
-
-    @staticmethod
-    def unpack(data: Any) -> tuple[Any, Any, Any]:
-        parts: tuple[Any, Any, Any] = data_adapter.unpack_x_y_sample_weight(data)
-        return parts
+    split = staticmethod(data_adapter.train_validation_split)
+    unpack = staticmethod(data_adapter.unpack_x_y_sample_weight)
 
     # Steps
 
@@ -95,7 +67,7 @@ class Keras2:
         """Returns the model's own step of a kind: "train", "test" or "predict"."""
         model = self.model
         function, counter = {
-            "train": (model.train_step, model._train_counter),
+            "train": (watched_step(model, model.train_step), model._train_counter),
             "test": (model.test_step, model._test_counter),
             "predict": (model.predict_step, model._predict_counter),
         }[kind]
@@ -111,19 +83,8 @@ class Keras2:
 
     # Events
 
-    def callback_list(self, callbacks: Any, *, history: bool, verbose: Any, epochs: int, steps: int | None) -> Any:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
-        verbose = training._get_verbosity(verbose, self.model.distribute_strategy)
-        return keras.callbacks.CallbackList(
-            callbacks,
-            add_history=history,
-            add_progbar=verbose != 0,
-            model=self.model,
-            verbose=verbose,
-            epochs=epochs,
-            steps=steps,
-        )
+    def verbosity(self, verbose: Any) -> Any:
+        return training._get_verbosity(verbose, self.model.distribute_strategy)
 
     def first_epoch(self, initial_epoch: int, steps: int | None) -> tuple[int, int]:
         """Returns the epoch and the step to begin at, which `BackupAndRestore` may have set."""

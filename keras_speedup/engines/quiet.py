@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..flavor import flatten_layers, is_random
+from .traces import calls_replaced
 
 
-@contextmanager
-def without_randomness(model: Any) -> Iterator[None]:
+def without_randomness(model: Any) -> AbstractContextManager[None]:
     """Calls the innermost random layers as outside training, while a step is traced."""
     random = [layer for layer in flatten_layers(model) if is_random(layer)]
     innermost = [layer for layer in random if sum(map(is_random, flatten_layers(layer))) == 1]
-    for layer in innermost:
-        vars(layer)["call"] = _outside_training(layer.call)
-    try:
-        yield
-    finally:
-        for layer in innermost:
-            del vars(layer)["call"]
+    return calls_replaced(innermost, _outside_training)
 
 
-def _outside_training(call: Any) -> Any:
-    def quiet(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **{**kwargs, "training": False})
-
-    return quiet
+def _outside_training(layer: Any, call: Any) -> Any:
+    return lambda *args, **kwargs: call(*args, **{**kwargs, "training": False})

@@ -10,12 +10,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 #: How many times what one rounding error of the state does to a variable counts as rounding: another order of a sum
 #: makes several.
 ROUNDING = 10.0
+
+
+#: Says whether a background job should give up.
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class ShadowTrial:
+    """A plan to be compiled, compared and timed on shadow state.
+
+    Attributes:
+        made_of: What `Engine.program` takes: the kind of step, the plan, the most steps in one call, the feed, a block.
+        random: Whether the model has random layers, which are then compared as outside training.
+        check: Whether to compare and time at all; not where an earlier run did.
+        timed: Steps of a run that is timed.
+    """
+
+    made_of: tuple[str, str, int, Any, Any]
+    random: bool = False
+    check: bool = True
+    timed: int = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +92,7 @@ def be_nice() -> None:
         pass
 
 
-def give_up_if(stopped: Callable[[], bool]) -> None:
+def give_up_if(stopped: Stop) -> None:
     """Raises an `InterruptedError` where a background job was asked to stop."""
     if stopped():
         raise InterruptedError("the process ends")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from .blockers import Blocker, blocker_in, blockers
 from .feed import Block, Feed, assemble
 from .graphs import Program, Step, shadow_copies, tf
 from .quiet import without_randomness
-from .shadow import ShadowResult, give_up_if, relative_difference, step_ratio
+from .shadow import ShadowResult, ShadowTrial, Stop, give_up_if, relative_difference, step_ratio
 
 #: Two rounding errors of float32.
 NUDGE = 2.4e-7
@@ -49,7 +49,7 @@ class TensorFlowEngine:
     # Programs
 
     def forget(self) -> None:
-        """Drops every traced step: the model was compiled anew."""
+        """Drops every traced step: the model computes in another precision."""
         self._steps.clear()
 
     def step(self, kind: str, feed: Feed, block: Block, *, quiet: bool = False, compiled: str = "") -> Step:
@@ -131,44 +131,33 @@ class TensorFlowEngine:
     def pull(self) -> None:
         """Writes the state into the model; TensorFlow's programs write it themselves."""
 
+    @contextmanager
+    def rehearsal(self, feed: Feed, block: Block) -> Iterator[Callable[[Block], Any]]:
+        """Gives a function that runs a plain training step on copies of the state, and returns its logs."""
+        program = self.program("train", self.baseline, 1, feed, block)
+        copies = shadow_copies(program.step.variables)
+        yield lambda batch: program.on_shadow(program.step.variables, copies, batch)
+
     # Compiling in the background
 
     def prepare_shadow(self, kind: str, feed: Feed, block: Block) -> list[Any]:
         """Returns copies of the state as it is now."""
         return shadow_copies(self.step(kind, feed, block).variables)
 
-    def compile_on_shadow(
-        self,
-        kind: str,
-        plan: str,
-        steps: int,
-        feed: Feed,
-        block: Block,
-        start: list[Any],
-        stopped: Callable[[], bool],
-        *,
-        random: bool,
-        check: bool = True,
-        timed: int = 4,
-    ) -> tuple[Program, ShadowResult]:
+    def compile_on_shadow(self, trial: ShadowTrial, start: list[Any], stopped: Stop) -> tuple[Program, ShadowResult]:
         """Compiles a plan, compares its numbers with the plain graph's and times both, all on shadow state.
 
         Args:
-            kind: Which step of the model.
-            plan: The plan.
-            steps: The most steps in one call.
-            feed: Where the block came from.
-            block: A block to run.
+            trial: What is tried.
             start: The state to begin from.
             stopped: Says whether to give up; asked between two compilations.
-            random: Whether the model has random layers, which are then compared as outside training.
-            check: Whether to compare and time at all; not where an earlier run did.
-            timed: Steps of a run that is timed.
 
         Raises:
             XlaUnsupportedError: XLA cannot compile an operation of the step.
             InterruptedError: It was to give up.
         """
+        kind, plan, steps, feed, block = trial.made_of
+        random = trial.random
         head, _ = block.split(min(4, block.steps))
         began = perf_counter()
         variables = self.step(kind, feed, block).variables
@@ -177,7 +166,7 @@ class TensorFlowEngine:
         try:
             _run_on_copies(program, variables, start, head)
             seconds = perf_counter() - began
-            if not check:
+            if not trial.check:
                 return program, ShadowResult(seconds, 0.0, 0.0)
             give_up_if(stopped)
             checked = self.program(kind, plan, steps, feed, block, quiet=True) if random else program
@@ -191,7 +180,7 @@ class TensorFlowEngine:
         paired, nudged = (_in_order_of(checked, plain, values) for values in (theirs, nudged))
         gap = relative_difference(*([v.numpy() for v in values] for values in (paired, mine, first, nudged)))
         give_up_if(stopped)
-        head, _ = block.split(min(timed, block.steps))
+        head, _ = block.split(min(trial.timed, block.steps))
         ratio = step_ratio(
             lambda: self.wait(checked.on_shadow(checked.step.variables, mine, head)),
             lambda: self.wait(plain.on_shadow(plain.step.variables, theirs, head)),

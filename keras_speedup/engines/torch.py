@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,21 @@ class TorchEngine:
 
     def pull(self) -> None:
         """Writes the state into the model; PyTorch's steps write it themselves."""
+
+    def forget(self) -> None:
+        """Drops every traced step; nothing is traced."""
+
+    @contextmanager
+    def rehearsal(self, feed: Feed, block: Block) -> Iterator[Callable[[Block], Any]]:
+        """Gives a function that runs a training step and returns its logs; the state is put back in the end."""
+        program = self.program("train", self.baseline, 1, feed, block)
+        model = self.model
+        before = [
+            (variable, variable.value.detach().clone())
+            for variable in (*model.variables, *model.optimizer.variables, *model.metrics_variables)
+        ]
+        try:
+            yield program.run
+        finally:
+            for variable, value in before:
+                variable.assign(value)

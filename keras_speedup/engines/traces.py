@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,22 @@ def is_whole(layer: Any) -> bool:
     return type(layer).__module__.split(".")[0] == keras.__name__ and not isinstance(layer, keras.Model)
 
 
+@contextmanager
+def calls_replaced(layers: Iterable[Any], replaced: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """While it is entered, each layer's `call` is what `replaced` makes of the layer and its `call`."""
+    each = {id(layer): (layer, vars(layer).get("call")) for layer in layers}.values()
+    for layer, _ in each:
+        vars(layer)["call"] = replaced(layer, layer.call)
+    try:
+        yield
+    finally:
+        for layer, own in each:
+            if own is None:
+                del vars(layer)["call"]
+            else:
+                vars(layer)["call"] = own
+
+
 @dataclass(frozen=True)
 class Mark:
     """What passes through the identity of this number: `entries` are the numbers of what entered the same call."""
@@ -73,20 +89,9 @@ class Recorder:
         self._is_float = is_float
         self._is_inside = False
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         layers = [layer for layer in flatten_layers(self.model) if not is_operation(layer)]
-        before = {id(layer): vars(layer).get("call") for layer in layers}
-        for layer in layers:
-            vars(layer)["call"] = self._recording(layer, layer.call)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                if before[id(layer)] is None:
-                    del vars(layer)["call"]
-                else:
-                    vars(layer)["call"] = before[id(layer)]
+        return calls_replaced(layers, self._recording)
 
     def _recording(self, layer: Any, call: Any) -> Any:
         whole = is_whole(layer)

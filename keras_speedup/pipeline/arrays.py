@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.feed import leaves_of
+
 
 class ArraySource:
     """What a dataset made from arrays is, for a training loop that gathers several batches at once.
@@ -52,17 +54,6 @@ def array_source(dataset: Any) -> ArraySource | None:
         return _sources.get(dataset)
     except TypeError:  # not hashable: an array
         return None
-
-
-def leaves_of(data: Any) -> list[Any]:
-    """Returns the arrays in a structure of dicts, tuples and lists; None is left out."""
-    if data is None:
-        return []
-    if isinstance(data, dict):
-        return [leaf for value in data.values() for leaf in leaves_of(value)]
-    if isinstance(data, (tuple, list)):
-        return [leaf for value in data for leaf in leaves_of(value)]
-    return [data]
 
 
 def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:

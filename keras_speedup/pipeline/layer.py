@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.traces import HALF
 from ..flavor import flatten_layers, is_random, keras, require_this_keras, set_layer_policy, tensorflow
 from . import sources
 from .stages import Plan, Stage, build
@@ -89,11 +90,9 @@ class DataPipeline(keras.layers.Layer):  # type: ignore[misc]
         self.seed, self.deterministic, self.on_error, self.service = seed, deterministic, on_error, service
         self.placement = placement
         for layer in self.layers:
-            if any(
-                getattr(inner, "compute_dtype", "float32") in ("float16", "bfloat16") for inner in flatten_layers(layer)
-            ):
+            if any(getattr(inner, "compute_dtype", None) in HALF for inner in flatten_layers(layer)):
                 set_layer_policy(layer, self.compute_dtype)
-        self._generator = np.random.default_rng(random.randrange(2**32) if seed is None else seed)
+        self.generator = np.random.default_rng(random.randrange(2**32) if seed is None else seed)
         self._stages: list[Stage] = []
         self._skipped: list[str] = []
 
@@ -110,19 +109,9 @@ class DataPipeline(keras.layers.Layer):  # type: ignore[misc]
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        names = (
-            "batch_size",
-            "shuffle",
-            "cache",
-            "last_batch",
-            "seed",
-            "deterministic",
-            "on_error",
-            "service",
-            "placement",
-        )
+        names = ("batch_size", "shuffle", "cache", "last_batch", "seed", "deterministic")
         config: dict[str, Any] = super().get_config()
-        config.update({name: getattr(self, name) for name in names})
+        config.update({name: getattr(self, name) for name in (*names, "on_error", "service", "placement")})
         config["layers"] = [keras.saving.serialize_keras_object(layer) for layer in self.layers]
         config["dtype"] = self.compute_dtype
         return config
@@ -159,21 +148,16 @@ class DataPipeline(keras.layers.Layer):  # type: ignore[misc]
         """
         tf = tensorflow("keras_speedup.DataPipeline.dataset")
         plan = Plan(
+            self,
             before=self._deterministic_layers(),
             after=self._random_layers() if self.placement == "pipeline" else [],
             training=training,
-            batch_size=self.batch_size,
             shuffle=bool(self.shuffle and training),
-            cache=self.cache,
             last_batch=self.last_batch if training or self.last_batch == "pad" else "keep",
-            deterministic=self.deterministic,
-            generator=self._generator,
-            service=self.service,
         )
+        how = {"image_size": image_size, "features": features, "batched": batched}
         with tf.device("CPU:0"):
-            source = sources.find(
-                tf, x, y, sample_weight, image_size=image_size, features=features, batched=batched, pipeline=self
-            )
+            source = sources.find(tf, (x, y, sample_weight), how, self)
             dataset, self._stages = build(tf, source, plan)
         return dataset
 

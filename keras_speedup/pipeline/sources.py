@@ -11,42 +11,41 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.feed import leaves_of
 from ..flavor import keras
-from .arrays import leaves_of, row_count, standardized
+from .arrays import row_count, standardized
 from .cache import source_key
 from .images import image_files, image_samples
 from .stages import Source
 
 
-def find(
-    tf: Any,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    *,
-    image_size: tuple[int, int] | None,
-    features: dict[str, Any] | None,
-    batched: bool | None,
-    pipeline: Any,
-) -> Source:
-    """Returns the source for the arguments of `DataPipeline.dataset`."""
+def find(tf: Any, data: tuple[Any, Any, Any], how: dict[str, Any], pipeline: Any) -> Source:
+    """Returns the source for the arguments of `DataPipeline.dataset`.
+
+    Args:
+        tf: TensorFlow.
+        data: `x`, `y` and `sample_weight`.
+        how: `image_size`, `features` and `batched`.
+        pipeline: The `DataPipeline`.
+    """
+    x, y, sample_weight = data
     if not _is_arrays(tf, x):
         if y is not None or sample_weight is not None:
             raise ValueError(f"y and sample_weight go with arrays; {type(x).__name__} must give them itself.")
         if isinstance(x, tf.data.Dataset):
-            return _dataset(tf, x, batched, pipeline)
+            return _dataset(tf, x, how["batched"], pipeline)
         if _is_py_dataset(x):
             return _py_dataset(tf, x)
         if isinstance(x, (str, os.PathLike)) or _is_paths(x):
-            return _files(tf, x, image_size, features, pipeline)
+            return _files(tf, x, how["image_size"], how["features"], pipeline)
         return _generator(tf, x)
     floatx = keras.backend.floatx() if hasattr(keras.backend, "floatx") else keras.config.floatx()
     parts = [standardized(part, floatx) for part in (x, y, sample_weight) if part is not None]
     if y is None and sample_weight is not None:
         raise ValueError("sample_weight was given without y.")
-    data = tuple(parts) if len(parts) > 1 or isinstance(parts[0], tuple) else parts[0]
-    rows = row_count(data)
-    return Source(f"arrays of {rows:,} rows", arrays=data, count=rows)
+    arrays = tuple(parts) if len(parts) > 1 or isinstance(parts[0], tuple) else parts[0]
+    rows = row_count(arrays)
+    return Source(f"arrays of {rows:,} rows", arrays=arrays, count=rows)
 
 
 def _is_arrays(tf: Any, x: Any) -> bool:

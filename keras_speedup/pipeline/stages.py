@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.feed import assemble, flatten, leaves_of
 from ..engines.shadow import free_memory_bytes
-from .arrays import ArraySource, leaves_of, map_leaves, remember_source
+from .arrays import ArraySource, map_leaves, remember_source
 from .cache import cached, choose_cache
 
 
@@ -26,28 +27,20 @@ class Plan:
     """What a pipeline does with a source.
 
     Attributes:
+        pipeline: The `DataPipeline`.
         before: Deterministic layers, computed once.
         after: Random layers and those behind them, computed anew for each batch.
         training: Whether random layers draw.
-        batch_size: Rows in a batch.
         shuffle: Whether every epoch has an order of its own.
-        cache: "auto", "memory", "disk" or None.
         last_batch: "keep", "drop" or "pad".
-        deterministic: Whether elements come in a fixed order.
-        generator: Draws the orders.
-        service: tf.data service to run on, or None.
     """
 
+    pipeline: Any
     before: list[Any]
     after: list[Any]
     training: bool
-    batch_size: int
     shuffle: bool
-    cache: str | None
     last_batch: str
-    deterministic: bool
-    generator: np.random.Generator
-    service: Any
 
 
 @dataclass
@@ -89,29 +82,25 @@ def build(tf: Any, source: Source, plan: Plan) -> tuple[Any, list[Stage]]:
     else:
         dataset = _from_samples(tf, source, plan, stages)
     if plan.after:
-        dataset = dataset.map(
-            _on_x(plan.after, training=plan.training),
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=plan.deterministic,
-        )
+        dataset = dataset.map(_on_x(plan.after, training=plan.training), num_parallel_calls=tf.data.AUTOTUNE)
         stages.append(Stage("random layers", f"{_names(plan.after)}, on whole batches, anew at each"))
     if plan.last_batch == "pad":
-        dataset = dataset.map(lambda *batch: _padded(tf, batch, plan.batch_size))
+        dataset = dataset.map(lambda *batch: _padded(tf, batch, plan.pipeline.batch_size))
         stages.append(Stage("pad", "the last batch repeats rows with sample_weight 0"))
-    if plan.service is not None:
+    if plan.pipeline.service is not None:
         # Elements are handed out one by one to whichever consumer asks: each exactly once an epoch.
         dataset = dataset.apply(
             tf.data.experimental.service.distribute(
-                processing_mode=tf.data.experimental.service.ShardingPolicy.OFF, service=plan.service
+                processing_mode=tf.data.experimental.service.ShardingPolicy.OFF, service=plan.pipeline.service
             )
         )
-        stages.append(Stage("service", str(plan.service)))
+        stages.append(Stage("service", str(plan.pipeline.service)))
     options = tf.data.Options()
-    options.deterministic = plan.deterministic
+    options.deterministic = plan.pipeline.deterministic
     options.threading.max_intra_op_parallelism = 1  # the threads are better spent on different batches
     dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
     stages.append(Stage("prefetch", "as many batches as the runtime finds useful"))
-    if rows is not None and not plan.after and plan.last_batch != "pad" and plan.service is None:
+    if rows is not None and not plan.after and plan.last_batch != "pad" and plan.pipeline.service is None:
         remember_source(dataset, rows)
     return dataset, stages
 
@@ -123,30 +112,28 @@ def _from_arrays(tf: Any, source: Source, plan: Plan, stages: list[Stage]) -> tu
     """
     arrays = source.arrays
     before = list(plan.before)
-    if before and plan.cache != "disk" and plan.cache is not None:
+    if before and plan.pipeline.cache != "disk" and plan.pipeline.cache is not None:
         size = _transformed_bytes(arrays, before)
         free = free_memory_bytes()
-        if plan.cache == "memory" or free is None or size < free // 4:
+        if plan.pipeline.cache == "memory" or free is None or size < free // 4:
             arrays = _transformed(arrays, before)
             stages.append(Stage("deterministic layers", f"{_names(before)}, computed once"))
             stages.append(Stage("cache", f"memory: {size >> 20:,} MB"))
             before = []
-    order = plan.generator.permutation if plan.shuffle else None
-    rows = ArraySource(arrays, plan.batch_size, plan.last_batch, order)
+    order = plan.pipeline.generator.permutation if plan.shuffle else None
+    rows = ArraySource(arrays, plan.pipeline.batch_size, plan.last_batch, order)
     stages.append(Stage("shuffle", "the whole set, by index" if plan.shuffle else "none"))
-    stages.append(Stage("batch", f"{plan.batch_size} rows gathered at once; last batch: {plan.last_batch}"))
+    stages.append(Stage("batch", f"{plan.pipeline.batch_size} rows gathered at once; last batch: {plan.last_batch}"))
     dataset = _gathered(tf, rows)
     if before:
-        dataset = dataset.map(_on_x(before), num_parallel_calls=tf.data.AUTOTUNE, deterministic=plan.deterministic)
+        dataset = dataset.map(_on_x(before), num_parallel_calls=tf.data.AUTOTUNE)
         stages.append(Stage("deterministic layers", f"{_names(before)}, on whole batches; too large to be kept"))
     return dataset, None if before else rows
 
 
 def _gathered(tf: Any, rows: ArraySource) -> Any:
     """Returns a dataset that draws an order for each pass and gathers a batch at each step."""
-    leaves = leaves_of(rows.arrays)
-    structure = iter(range(len(leaves)))
-    places = map_leaves(lambda _: next(structure), rows.arrays)
+    structure, leaves = flatten(rows.arrays)
     steps, size, count = rows.num_batches, rows.batch_size, rows.rows
 
     def draw() -> np.ndarray:
@@ -162,7 +149,7 @@ def _gathered(tf: Any, rows: ArraySource) -> Any:
         parts = tf.numpy_function(gather, [index], types, stateful=False)
         for part, leaf in zip(parts, leaves, strict=True):
             part.set_shape([None, *leaf.shape[1:]])
-        return map_leaves(lambda place: parts[place], places)
+        return assemble(structure, parts)
 
     def epoch(_: Any) -> Any:
         order = tf.numpy_function(draw, [], tf.int64)
@@ -176,25 +163,25 @@ def _gathered(tf: Any, rows: ArraySource) -> Any:
 def _from_samples(tf: Any, source: Source, plan: Plan, stages: list[Stage]) -> Any:
     dataset = source.dataset
     if source.map_batch is None and plan.before:
-        dataset = dataset.map(
-            _on_x(plan.before, single=True), num_parallel_calls=tf.data.AUTOTUNE, deterministic=plan.deterministic
-        )
+        dataset = dataset.map(_on_x(plan.before, single=True), num_parallel_calls=tf.data.AUTOTUNE)
         stages.append(Stage("deterministic layers", f"{_names(plan.before)}, computed once"))
-    choice = choose_cache(tf, plan.cache, dataset, source.count)
+    choice = choose_cache(tf, plan.pipeline.cache, dataset, source.count)
     dataset = cached(tf, dataset, choice, source.key, plan.before)
     stages.append(Stage("cache", str(choice)))
     if plan.shuffle and not (source.shuffles and not choice.kind):
         buffer = source.count or 10_000
         buffer = max(1, min(buffer, choice.rows_that_fit))
-        dataset = dataset.shuffle(buffer, seed=int(plan.generator.integers(2**31)), reshuffle_each_iteration=True)
+        dataset = dataset.shuffle(
+            buffer, seed=int(plan.pipeline.generator.integers(2**31)), reshuffle_each_iteration=True
+        )
         stages.append(Stage("shuffle", f"a buffer of {buffer:,} samples"))
-    dataset = dataset.batch(plan.batch_size, drop_remainder=False)
-    stages.append(Stage("batch", f"{plan.batch_size}; last batch: {plan.last_batch}"))
+    dataset = dataset.batch(plan.pipeline.batch_size, drop_remainder=False)
+    stages.append(Stage("batch", f"{plan.pipeline.batch_size}; last batch: {plan.last_batch}"))
     if plan.last_batch == "drop":
         # drop_remainder would leave the cache unread to its end, and so throw it away every epoch.
-        dataset = dataset.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] == plan.batch_size)
+        dataset = dataset.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] == plan.pipeline.batch_size)
         if source.count is not None:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.count // plan.batch_size))
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.count // plan.pipeline.batch_size))
     if source.map_batch is not None:
         dataset = dataset.map(source.map_batch, num_parallel_calls=tf.data.AUTOTUNE)
         if plan.before:
@@ -249,10 +236,8 @@ def _transformed(arrays: Any, layers: list[Any]) -> Any:
     function = _on_x(layers)
     rows = len(leaves_of(x)[0])
     parts = [map_leaves(_numpy, function(_slice(x, at, at + 1000))) for at in range(0, rows, 1000)]
-    columns = zip(*(leaves_of(part) for part in parts), strict=True)
-    whole = [np.concatenate(column) for column in columns]
-    place = iter(whole)
-    x = map_leaves(lambda _: next(place), parts[0])
+    columns = zip(*map(leaves_of, parts), strict=True)
+    x = assemble(flatten(parts[0])[0], [np.concatenate(column) for column in columns])
     return (x, *rest) if rest else x
 
 

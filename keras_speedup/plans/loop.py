@@ -101,9 +101,10 @@ def train(
     first: tuple[int, int],
     steps_per_epoch: int | None,
     validate: Callable[[int], dict[str, Any]],
+    after_epoch: Callable[[], None],
     rates: list[float],
-) -> None:
-    """Trains as `fit` does; see there for the arguments.
+) -> int:
+    """Trains as `fit` does; see there for the arguments. Returns the number of steps.
 
     Args:
         session: The model and what it shares.
@@ -114,6 +115,7 @@ def train(
         first: The epoch and the step to begin at.
         steps_per_epoch: Batches in an epoch, where it is not one pass.
         validate: Returns the logs of validation after an epoch.
+        after_epoch: Called between two epochs.
         rates: Gets the samples/s of each epoch.
     """
     model, host, meter = session.model, session.engine.host, session.meter
@@ -148,6 +150,8 @@ def train(
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
+            if epoch + 1 < epochs:
+                after_epoch()
         if epochs > 0:
             host.finish()
     except BaseException:
@@ -159,6 +163,7 @@ def train(
         data.close()
         tuner.finish()
     callbacks.on_train_end(logs=logs)
+    return total
 
 
 def _epoch(
@@ -213,36 +218,23 @@ def evaluate(
         steps: Batches, where it is not one pass.
         times: How often the data will be evaluated, this time included: what is compiled pays in all of them.
     """
-    model, host = session.model, session.engine.host
-    model.stop_evaluating = False
+    host = session.engine.host
     callbacks.on_test_begin()
     host.reset_metrics()
-    listening = any(overrides_batch_hook(callback, "test") for callback in callbacks.callbacks)
     epoch_steps = steps or feed.num_batches
     tuner.begin(
         every_batch=names_of_those(callbacks.callbacks, "test"),
         epoch_steps=_whole(feed, epoch_steps),
         steps_left=None if epoch_steps is None else epoch_steps * times,
     )
-    data = _Pass(session, feed, steps)
-    data.begin()
-    step, logs = 0, None
-    try:
-        while (block := data.take(tuner.steps_wanted())) is not None:
-            if listening:
-                callbacks.on_test_batch_begin(step)
-            logs, _ = tuner.run(feed, block)
-            step += block.steps
-            if listening:
-                callbacks.on_test_batch_end(step - 1, logs)
-            if getattr(model, "stop_evaluating", False):
-                break
-    finally:
-        session.engine.pull()
-        data.close()
-        feed.end_epoch()
-    if step == 0:
-        raise ValueError("The data to evaluate is empty: expected at least one batch, got none.")
+    logs: Any = None
+
+    def run(block: Any) -> Any:
+        nonlocal logs
+        logs, _ = tuner.run(feed, block)
+        return logs
+
+    _pass_over(session, feed, callbacks, "test", steps, run, tuner.steps_wanted)
     result = host.result(logs)
     callbacks.on_test_end(result)
     return result
@@ -250,34 +242,58 @@ def evaluate(
 
 def predict(session: Session, feed: Any, callbacks: Any, *, steps: int | None) -> Any:
     """Predicts as `predict` does; returns NumPy arrays in the structure of the model's outputs."""
-    model, engine = session.model, session.engine
-    model.stop_predicting = False
+    engine, parts = session.engine, []
+    structure: Any = None
+
+    def run(block: Any) -> dict[str, Any]:
+        nonlocal structure
+        outputs = engine.predict_batch(feed, block)
+        structure, leaves = flatten(outputs)
+        parts.append(leaves)
+        return {"outputs": outputs}
+
     callbacks.on_predict_begin()
-    listening = any(overrides_batch_hook(callback, "predict") for callback in callbacks.callbacks)
+    _pass_over(session, feed, callbacks, "predict", steps, run)
+    callbacks.on_predict_end()
+    return assemble(structure, [engine.concatenate(column) for column in zip(*parts, strict=True)])
+
+
+#: By kind of step: the attribute of the model that ends a pass early, and what is done with the data.
+_PASSES = {"test": ("stop_evaluating", "evaluate"), "predict": ("stop_predicting", "predict")}
+
+
+def _pass_over(
+    session: Session,
+    feed: Any,
+    callbacks: Any,
+    kind: str,
+    steps: int | None,
+    run: Callable[[Any], Any],
+    wanted: Callable[[], int] = lambda: 1,
+) -> None:
+    """Runs every block of a pass that does not train, with Keras's events around each call."""
+    stops, verb = _PASSES[kind]
+    setattr(session.model, stops, False)
+    listening = any(overrides_batch_hook(callback, kind) for callback in callbacks.callbacks)
     data = _Pass(session, feed, steps)
     data.begin()
-    parts: list[Any] = []
-    structure, step = None, 0
+    step = 0
     try:
-        while (block := data.take(1)) is not None:
+        while (block := data.take(wanted())) is not None:
             if listening:
-                callbacks.on_predict_batch_begin(step)
-            outputs = engine.predict_batch(feed, block)
-            structure, leaves = flatten(outputs)
-            parts.append(leaves)
+                getattr(callbacks, f"on_{kind}_batch_begin")(step)
+            logs = run(block)
             step += block.steps
             if listening:
-                callbacks.on_predict_batch_end(step - 1, {"outputs": outputs})
-            if getattr(model, "stop_predicting", False):
+                getattr(callbacks, f"on_{kind}_batch_end")(step - 1, logs)
+            if getattr(session.model, stops, False):
                 break
     finally:
-        engine.pull()
+        session.engine.pull()
         data.close()
         feed.end_epoch()
     if step == 0:
-        raise ValueError("The data to predict is empty: expected at least one batch, got none.")
-    callbacks.on_predict_end()
-    return assemble(structure, [engine.concatenate(column) for column in zip(*parts, strict=True)])
+        raise ValueError(f"The data to {verb} is empty: expected at least one batch, got none.")
 
 
 def _whole(feed: Any, steps: int | None) -> int | None:

@@ -39,7 +39,7 @@ HOPELESS = 6.0
 #: as it compiles in a few seconds and gains the most. On two busy cores it would take five times as long beside it.
 LIGHT_STEP_SECONDS = 0.01
 
-#: A program is compiled in the background only where this many seconds of training are left.
+#: A program is compiled in the background only where at least this many seconds of training are left.
 WORTH_COMPILING_SECONDS = 1.5
 
 
@@ -102,6 +102,12 @@ def is_light(step_seconds: float | None) -> bool:
     return step_seconds is not None and step_seconds < LIGHT_STEP_SECONDS
 
 
-def worth_compiling(steps_left: int | None, step_seconds: float) -> bool:
-    """Returns whether enough training is left for a compilation to pay."""
-    return steps_left is None or steps_left * step_seconds >= WORTH_COMPILING_SECONDS
+def worth_compiling(steps_left: int | None, step_seconds: float, tracing_seconds: float = 0.0) -> bool:
+    """Returns whether enough training is left for a compilation to pay.
+
+    It takes a multiple of what tracing took, and the longer a step, the less of it is overhead that a compiled loop
+    saves: a step of one millisecond must go on for as long as it took to be traced, one of 100 for 100 times as long.
+    """
+    if steps_left is None:
+        return True
+    return steps_left * step_seconds >= max(WORTH_COMPILING_SECONDS, tracing_seconds * 1000 * step_seconds)

@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ..engines.shadow import free_memory_bytes
+from ..engines.shadow import ShadowTrial, free_memory_bytes
 from ..errors import XlaUnsupportedError
 from . import rules
 from .background import BackgroundJob
@@ -61,7 +61,7 @@ class Tuner:
         self.notes: list[str] = []
         self.blockers: list[str] = []
         self.choosing_seconds = 0.0
-        self.trained_seconds = 0.0
+        self.trained_seconds = self.tracing_seconds = 0.0
         self.every_batch: list[str] = []
         self.random = False
         self._plain: dict[Any, Any] = {}
@@ -73,7 +73,7 @@ class Tuner:
         self._job: tuple[str, int, BackgroundJob[Any]] | None = None
         self._steps_left: int | None = None
         self._epoch_steps: int | None = None
-        self._last: tuple[Any, Any] | None = None
+        self.last: tuple[Any, Any] | None = None
         self._turn = 0
         self._loop_steps = 1  # K, which a compiled loop gets even where the plain one did not pay
         self._rival: list[float] = []  # the best plan's times in turn with the trial's
@@ -111,6 +111,8 @@ class Tuner:
         if candidate.runs == 0:  # the first run still optimises or loads the program
             known = self.best.step_seconds if self.best is not None else None
             work = seconds if known is None else min(seconds, block.steps * known)
+            if self.best is None:
+                self.tracing_seconds = compiling + seconds
             compiling += seconds - work
             seconds = work
         else:
@@ -121,7 +123,7 @@ class Tuner:
         self.trained_seconds += seconds + compiling
         if self._steps_left is not None:
             self._steps_left -= block.steps
-        self._last = (feed, block) if block.steps > 1 or self._last is None or self.every_batch else self._last
+        self.last = (feed, block) if block.steps > 1 or self.last is None or self.every_batch else self.last
         self._decide(feed, block, candidate, seconds)
         return logs, CallRecord(block.steps, block.samples, seconds, 0.0, compiling, candidate.plan)
 
@@ -129,6 +131,24 @@ class Tuner:
         """Ends a fit: a job that runs on is left to itself."""
         if self._job is not None and self._job[2].is_done:
             self._collect()
+
+    def restart(self) -> None:
+        """Forgets every plan: the model computes in another precision."""
+        self.memory = self._remembered = self.best = self._baseline = None
+        self._trial = self._waiting = self._queue = None
+        self._plain.clear()
+        self.trials.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs beside the training."""
+        return self._job is None
+
+    @property
+    def plain_step_seconds(self) -> float | None:
+        """Median time of a step on the plain graph, or of the best plan where that was not timed."""
+        timed = [one.step_seconds for one in (self._baseline, self.best) if one is not None and one.times]
+        return timed[0] if timed else None
 
     @property
     def plan(self) -> str:
@@ -305,18 +325,19 @@ class Tuner:
 
     def _start_next(self) -> None:
         """Begins to compile the next plan beside the training, where enough training is left."""
-        assert self.best is not None and self._queue and self._last is not None
-        if not rules.worth_compiling(self._steps_left, self.best.step_seconds or 0.0):
+        assert self.best is not None and self._queue and self.last is not None
+        traced = 0.0 if self._remembered else self.tracing_seconds  # what an earlier run chose is known to pay
+        if not rules.worth_compiling(self._steps_left, self.best.step_seconds or 0.0, traced):
             return
-        feed, block = self._last
+        feed, block = self.last
         plan = self._queue.pop(0)
         steps = 1 if self.every_batch else max(self._loop_steps, self.best.program.steps, block.steps)
         began = perf_counter()
         start = self.engine.prepare_shadow(self.kind, feed, block)
         self.choosing_seconds += perf_counter() - began
         check, is_first = self._remembered is None, not any(trial.compile_seconds for trial in self.trials)
-        how = {"random": self.random, "check": check, "timed": rules.steps_per_trial_call(self.best.step_seconds)}
-        compiling = partial(self.engine.compile_on_shadow, self.kind, plan, steps, feed, block, start, **how)
+        made_of, timed = (self.kind, plan, steps, feed, block), rules.steps_per_trial_call(self.best.step_seconds)
+        compiling = partial(self.engine.compile_on_shadow, ShadowTrial(made_of, self.random, check, timed), start)
         urgent = not check or (is_first and rules.is_light(self.best.step_seconds))
         self._job = (plan, steps, BackgroundJob(compiling, urgent=urgent))
 

@@ -68,7 +68,7 @@ def test_growth_is_turned_on_for_every_gpu():
 
 def test_rising_memory_is_warned_of_with_figures(monkeypatch):
     use = iter(range(100 * 2**20, 300 * 2**20, 10 * 2**20))
-    monkeypatch.setattr(memory, "memory_bytes", lambda: (next(use), 2**30))
+    monkeypatch.setattr(memory, "memory_bytes", lambda: (next(use), 2**30, 0))
     callback = ks.GPUMemoryGrowth()
     callback.set_model(keras.Sequential())
     callback.on_train_begin()

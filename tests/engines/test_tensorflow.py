@@ -7,6 +7,7 @@ import pytest
 
 import keras_speedup as ks
 from keras_speedup.engines.feed import Cursor
+from keras_speedup.engines.shadow import ShadowTrial
 from keras_speedup.flavor import keras
 
 pytestmark = pytest.mark.flavors("tensorflow", "legacy")
@@ -47,7 +48,7 @@ def test_what_xla_can_compile_of_a_step_gives_the_plain_graphs_numbers(samples):
     assert engine.compiled_plans("train", feed, block) == ("clusters",)
     before = [np.array(weight) for weight in model.get_weights()]
     start = engine.prepare_shadow("train", feed, block)
-    program, found = engine.compile_on_shadow("train", "clusters", 6, feed, block, start, lambda: False, random=False)
+    program, found = engine.compile_on_shadow(ShadowTrial(("train", "clusters", 6, feed, block)), start, lambda: False)
     assert found.difference < 1e-5
     for one, two in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -75,5 +76,5 @@ def test_attention_agrees_though_its_key_bias_has_no_gradient_but_rounding():
     feed = model._speedup._feed(x, y, batch_size=32)
     block = Cursor(feed, engine.convert, 1).take(6, ahead=6)
     start = engine.prepare_shadow("train", feed, block)
-    _, found = engine.compile_on_shadow("train", "xla", 6, feed, block, start, lambda: False, random=False)
+    _, found = engine.compile_on_shadow(ShadowTrial(("train", "xla", 6, feed, block)), start, lambda: False)
     assert found.difference < 1e-4

@@ -83,7 +83,8 @@ class FakeEngine:
     def prepare_shadow(self, *_):
         return []
 
-    def compile_on_shadow(self, kind, plan, steps, feed, block, start, stopped, *, random, check, timed):
+    def compile_on_shadow(self, trial, start, stopped):
+        _, plan, steps, _, block = trial.made_of
         if self.error is not None:
             raise self.error
         self.compiled.append(plan)
