@@ -47,6 +47,8 @@ def test_compiling_waits_for_enough_training_to_be_left():
     assert rules.worth_compiling(None, 0.001)
     assert rules.worth_compiling(10_000, 0.001)
     assert not rules.worth_compiling(10, 0.001)
+    assert rules.worth_compiling(1_000, 0.02, tracing_seconds=0.9)
+    assert not rules.worth_compiling(1_000, 0.02, tracing_seconds=1.1)
 
 
 def test_a_difference_above_the_tolerance_is_refused():
