@@ -121,7 +121,7 @@ def environment(arguments: argparse.Namespace, left_out: dict[str, str]) -> dict
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "date": date.today().isoformat(),
-        "command": " ".join(["python benchmarks/run.py", *sys.argv[1:]]),
+        "command": " ".join(["python benchmarks/run.py", *sys.argv[1:]]).replace(f" --out {arguments.out}", ""),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {cores} cores",
         "packages": found,
@@ -190,6 +190,8 @@ def as_markdown(results: dict[str, Any]) -> str:
     means = [geometric_means(workloads, contender) for contender in contenders]
     lines.append(f"| geometric mean | {' | '.join(f'**{value:.2f}**' if value else '' for value in means)} |")
     lines += ["", "## keras_speedup beside plain Keras", "", figures(results), ""]
+    if missed := results.get("missed"):
+        lines += ["## What is missed, and why", "", *(f"- {text}" for text in missed), ""]
     failed = [
         f"- {name}, `{contender}`: {found['error']}"
         for name, all_of_them in workloads.items()
@@ -255,7 +257,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.update:
         before = json.loads((arguments.out / "results.json").read_text(encoding="utf-8"))
-        results["workloads"] = before["workloads"]
+        results = {**before, "environment": results["environment"]}
         results["environment"]["command"] = f"{before['environment']['command']}; {results['environment']['command']}"
     for name, names in plan.items():
         results["workloads"].setdefault(name, {}).update(run_workload(name, names, arguments, tick))
