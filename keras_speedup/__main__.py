@@ -26,8 +26,7 @@ from .report import table
 SEED = 7
 BATCH_SIZE = 32
 SIDES = ("plain", "speedup")
-FRAMEWORKS = ("keras", "tf-keras", "tensorflow", "tensorflow-cpu", "jax", "torch")
-PACKAGES = ("keras-speedup", *FRAMEWORKS, "numpy", "scikit-learn")
+PACKAGES = "keras-speedup keras tf-keras tensorflow tensorflow-cpu jax torch numpy scikit-learn"
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def environment(epochs: int, rounds: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_cores": runtime.usable_cores(),
-        "packages": {name: installed[name] for name in PACKAGES if name in installed},
+        "packages": {name: installed[name] for name in PACKAGES.split() if name in installed},
         "batch_size": BATCH_SIZE,
         "epochs": epochs,
         "rounds": rounds,

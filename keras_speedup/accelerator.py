@@ -165,7 +165,7 @@ class Accelerator:
             after_epoch=after_epoch,
             rates=self._rates,
         )
-        self._skipped = max(0, steps - self._updates() + before) if scales_loss(self.model.optimizer) else 0
+        self._skipped = self._overflows(steps, self._updates() - before)
 
     def evaluate(self, given: Any) -> Any:
         """Evaluates as `keras.Model.evaluate` does; see `fit` for the argument."""
@@ -221,8 +221,13 @@ class Accelerator:
             notes.append(f"loss scaling: {self._skipped} steps of the last fit overflowed float16 and changed nothing")
         return notes
 
+    def _overflows(self, steps: int, updates: int) -> int:
+        optimizer = self.model.optimizer
+        accumulates = getattr(getattr(optimizer, "inner_optimizer", None), "gradient_accumulation_steps", None)
+        return max(0, steps - updates) if updates and scales_loss(optimizer) and not accumulates else 0
+
     def _updates(self) -> int:
-        """Returns how often the optimizer has changed the weights; a step that overflows does not."""
+        """Returns how often the optimizer has changed the weights; on Keras 3, a step that overflows does not count."""
         iterations = getattr(self.model.optimizer, "iterations", None)
         return 0 if iterations is None else int(iterations.numpy())
 

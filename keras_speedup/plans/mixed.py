@@ -12,6 +12,7 @@ from ..engines import engine_for
 from ..engines.feed import Block, assemble
 from ..engines.traces import calls_replaced, dtype_name, leaves
 from ..flavor import KERAS_MAJOR, flatten_layers, keras
+from ..heads import computes_in_half
 from ..precision import Choice, PrecisionTrial, choose_precision, native_precision, needs_loss_scaling, scaled
 from . import rules
 from .tuner import Tuner
@@ -46,6 +47,8 @@ class PrecisionTuner:
 
     def moves(self, tuner: Tuner) -> bool:
         """Returns whether the model has just moved to a mixed policy, where trying that costs no more than it may."""
+        if self._tries and computes_in_half(self.model):
+            self._tries, self.reason = 0, "precision: as it is; layers had a mixed policy before"
         cost = 2 * tuner.tracing_seconds + (1 + SLOWER) * STEPS * (tuner.plain_step_seconds or math.inf)
         if not self._tries or not rules.may_spend(tuner.choosing_seconds, tuner.trained_seconds, cost):
             return False

@@ -137,6 +137,16 @@ def test_short_training_measures_no_other_precision(make_model, samples):
     assert "nothing else was measured" in str(model.speedup_report)
 
 
+@KERAS_3
+@pytest.mark.usefixtures("patient", "fast")
+def test_auto_leaves_a_model_alone_that_is_mixed_already(make_model, samples):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = compiled(make_model, precision="auto")
+    losses(model, samples)
+    assert policies(model) == ["float16", "float32"]
+    assert "layers had a mixed policy before" in str(model.speedup_report)
+
+
 @pytest.mark.flavors("legacy")
 @pytest.mark.usefixtures("patient", "fast")
 def test_keras_2_stays_as_it_is_under_auto(make_model, samples):
@@ -195,6 +205,7 @@ def test_precision_is_saved_with_the_model(make_model, samples, tmp_path):
 # Loss scaling
 
 
+@KERAS_3
 def test_steps_that_overflow_are_counted(samples):
     keras.mixed_precision.set_global_policy("mixed_float16")
     model = ks.SpeedupSequential([keras.Input((12,)), keras.layers.Dense(4), keras.layers.Dense(1)])
@@ -202,6 +213,15 @@ def test_steps_that_overflow_are_counted(samples):
     model.fit(samples[0], np.full(203, 300.0, "float32"), batch_size=32, epochs=3, verbose=0)
     assert "overflowed float16 and changed nothing" in str(model.speedup_report)
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+@KERAS_3
+def test_gradients_that_are_accumulated_are_not_taken_for_overflows(samples):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = ks.SpeedupSequential([keras.Input((12,)), keras.layers.Dense(4), keras.layers.Dense(4, "softmax")])
+    model.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=2), "sparse_categorical_crossentropy")
+    losses(model, samples, epochs=2)
+    assert "overflowed" not in str(model.speedup_report)
 
 
 def scaled_step(scale):
