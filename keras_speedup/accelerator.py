@@ -228,8 +228,8 @@ class Accelerator:
 
     def _updates(self) -> int:
         """Returns how often the optimizer has changed the weights; on Keras 3, a step that overflows does not count."""
-        iterations = getattr(self.model.optimizer, "iterations", None)
-        return 0 if iterations is None else int(iterations.numpy())
+        iterations: Any = getattr(self.model.optimizer, "iterations", None)
+        return int(iterations.numpy() if hasattr(iterations, "numpy") else iterations or 0)
 
     def _ready(self) -> Any:
         if self._engine is None:

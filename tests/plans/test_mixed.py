@@ -29,6 +29,7 @@ def patient(monkeypatch):
 def fast(monkeypatch):
     """Any mixed policy counts as faster than float32."""
     monkeypatch.setattr(precision, "FASTER", math.inf)
+    monkeypatch.setattr(mixed, "SLOWER", math.inf)
 
 
 def compiled(make_model, kind="functional", layers=None, optimizer="sgd", **how):
