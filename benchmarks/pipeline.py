@@ -130,7 +130,9 @@ def from_python(paths: list[str], labels: list[int]) -> dict[str, Pass]:
         found["PyTorch's DataLoader, 2 workers"] = lambda: loader
     if find_spec("grain"):
         import grain
+        from absl import flags
 
+        flags.FLAGS.mark_as_parsed()  # its workers ask for them
         source = grain.MapDataset.source(Photos(paths, labels)).shuffle(seed=0).batch(BATCH_SIZE)
         options = grain.multiprocessing.MultiprocessingOptions(num_workers=2)
         found["Grain, 2 workers"] = lambda: source.to_iter_dataset().mp_prefetch(options)

@@ -40,10 +40,8 @@ class Choices:
     @classmethod
     def checked(cls, jit_compile: Any, steps_per_execution: Any, precision: Any = None) -> Choices:
         """Returns the choices, or raises a `ValueError` that says which is none."""
-        if jit_compile is None:  # Keras 2's word for "not said"
-            jit_compile = "auto"
-        if steps_per_execution is None:
-            steps_per_execution = "auto"
+        jit_compile = "auto" if jit_compile is None else jit_compile  # None is Keras 2's word for "not said"
+        steps_per_execution = "auto" if steps_per_execution is None else steps_per_execution
         if jit_compile not in ("auto", True, False):
             raise ValueError(f'jit_compile must be "auto", True or False, got {jit_compile!r}.')
         whole = isinstance(steps_per_execution, int) and not isinstance(steps_per_execution, bool)
@@ -68,9 +66,8 @@ class Choices:
 
     def for_keras(self) -> dict[str, Any]:
         """Returns what Keras itself is told; it runs the steps only where nothing can be accelerated."""
-        jit = self.jit_compile
-        if jit == "auto":
-            jit = False if FLAVOR in ("tensorflow", "legacy") else "auto"
+        unsaid = False if FLAVOR in ("tensorflow", "legacy") else "auto"
+        jit = unsaid if self.jit_compile == "auto" else self.jit_compile
         steps = 1 if self.steps_per_execution == "auto" else self.steps_per_execution
         return {"jit_compile": jit, "steps_per_execution": steps}
 
@@ -192,11 +189,10 @@ class Accelerator:
         tuner = self._trained
         if tuner is None:
             return SpeedupReport(flavor=FLAVOR, notes=tuple(self._notes))
-        best = tuner.best
         return SpeedupReport(
             flavor=FLAVOR,
             plan=tuner.plan,
-            steps_per_call=int(best.program.steps) if best else 1,
+            steps_per_call=int(tuner.best.program.steps) if tuner.best else 1,
             trials=tuple(tuner.trials),
             notes=(*self._notes, *tuner.notes, *self._precision_notes()),
             blockers=tuple(tuner.blockers),
@@ -216,10 +212,8 @@ class Accelerator:
         return keras.callbacks.CallbackList(given.callbacks, history, verbose != 0, **how)
 
     def _precision_notes(self) -> list[str]:
-        notes = [self._mixed.reason] if self._mixed else []
-        if self._skipped:
-            notes.append(f"loss scaling: {self._skipped} steps of the last fit overflowed float16 and changed nothing")
-        return notes
+        skipped = f"loss scaling: {self._skipped} steps of the last fit overflowed float16 and changed nothing"
+        return [*([self._mixed.reason] if self._mixed else []), *([skipped] if self._skipped else [])]
 
     def _overflows(self, steps: int, updates: int) -> int:
         optimizer = self.model.optimizer

@@ -13,6 +13,9 @@ from ..engines.shadow import free_memory_bytes
 from .arrays import ArraySource, map_leaves, remember_source
 from .cache import cached, choose_cache
 
+#: Bytes of rows that are gathered at once: a call of Python for each batch would take longer than the batch.
+CHUNK_BYTES = 4 * 2**20
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -145,18 +148,25 @@ def _gathered(tf: Any, rows: ArraySource) -> Any:
 
     types = [tf.as_dtype(leaf.dtype) if leaf.dtype.kind not in "OUS" else tf.string for leaf in leaves]
 
-    def batch(index: Any) -> Any:
+    used, row_bytes = min(count, steps * size), sum(leaf.nbytes for leaf in leaves) // count + 1
+    whole, chunk = used // size * size, size * max(1, min(64, CHUNK_BYTES // (size * row_bytes)))
+
+    def gathered(index: Any, *shape: int) -> Any:
         parts = tf.numpy_function(gather, [index], types, stateful=False)
-        for part, leaf in zip(parts, leaves, strict=True):
-            part.set_shape([None, *leaf.shape[1:]])
-        return assemble(structure, parts)
+        pairs = zip(parts, leaves, strict=True)
+        return assemble(structure, [tf.reshape(part, [*shape, *leaf.shape[1:]]) for part, leaf in pairs])
+
+    def slices(*parts: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(parts if isinstance(structure, tuple) else parts[0])
 
     def epoch(_: Any) -> Any:
         order = tf.numpy_function(draw, [], tf.int64)
-        order.set_shape([count])
-        return tf.data.Dataset.range(steps).map(lambda step: order[step * size : tf.minimum((step + 1) * size, count)])
+        indices = tf.data.Dataset.range(0, whole, chunk).map(lambda at: order[at : tf.minimum(at + chunk, whole)])
+        batches = indices.map(lambda index: gathered(index, -1, size), num_parallel_calls=2).flat_map(slices)
+        last = tf.data.Dataset.from_tensors(order[whole:used]).map(lambda index: gathered(index, used - whole))
+        return batches.concatenate(last) if used > whole else batches
 
-    dataset = tf.data.Dataset.range(1).flat_map(epoch).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = tf.data.Dataset.range(1).flat_map(epoch)
     return dataset.apply(tf.data.experimental.assert_cardinality(steps))
 
 
