@@ -49,7 +49,7 @@ class PrecisionTuner:
         """Returns whether the model has just moved to a mixed policy, where trying that costs no more than it may."""
         if self._tries and computes_in_half(self.model):
             self._tries, self.reason = 0, "precision: as it is; layers had a mixed policy before"
-        cost = 2 * tuner.tracing_seconds + (1 + SLOWER) * STEPS * (tuner.plain_step_seconds or math.inf)
+        cost = tuner.tracing_seconds + (1 + SLOWER) * STEPS * (tuner.plain_step_seconds or math.inf)
         if not self._tries or not rules.may_spend(tuner.choosing_seconds, tuner.trained_seconds, cost):
             return False
         began = perf_counter()
