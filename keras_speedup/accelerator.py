@@ -59,10 +59,8 @@ class Choices:
         return cls.checked(config.get("jit_compile", "auto"), "auto" if steps in (None, 1) else steps)
 
     def config(self) -> dict[str, Any]:
-        config = asdict(self)
-        if self.precision != "auto":  # layers are saved with the policy that they have
-            del config["precision"]
-        return config
+        # Layers are saved with the policy that they have.
+        return {name: choice for name, choice in asdict(self).items() if name != "precision" or choice == "auto"}
 
     def for_keras(self) -> dict[str, Any]:
         """Returns what Keras itself is told; it runs the steps only where nothing can be accelerated."""
@@ -216,14 +214,16 @@ class Accelerator:
         return [*([self._mixed.reason] if self._mixed else []), *([skipped] if self._skipped else [])]
 
     def _overflows(self, steps: int, updates: int) -> int:
-        optimizer = self.model.optimizer
-        accumulates = getattr(getattr(optimizer, "inner_optimizer", None), "gradient_accumulation_steps", None)
-        return max(0, steps - updates) if updates and scales_loss(optimizer) and not accumulates else 0
+        inner = getattr(self.model.optimizer, "inner_optimizer", None)
+        is_counted = scales_loss(self.model.optimizer) and not getattr(inner, "gradient_accumulation_steps", None)
+        return max(0, steps - updates) if updates and is_counted else 0
 
     def _updates(self) -> int:
         """Returns how often the optimizer has changed the weights; on Keras 3, a step that overflows does not count."""
-        iterations: Any = getattr(self.model.optimizer, "iterations", None)
-        return int(iterations.numpy() if hasattr(iterations, "numpy") else iterations or 0)
+        # Keras 3.7 counts in the inner optimizer of a LossScaleOptimizer alone.
+        inner: Any = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        count: Any = getattr(inner, "iterations", None)
+        return int(count.numpy() if hasattr(count, "numpy") else count or 0)
 
     def _ready(self) -> Any:
         if self._engine is None:
