@@ -47,19 +47,11 @@ def arrays() -> tuple[int, dict[str, Pass]]:
         while (block := cursor.take(64)) is not None:
             yield block
 
-    def keras_arrays() -> Iterator[Any]:
-        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
-        return iter(ArrayDataAdapter(x, y, batch_size=BATCH_SIZE, shuffle=True).get_tf_dataset())
-
-    found: dict[str, Pass] = {
+    return rows, {
         "tf.data: shuffle(10000), batch, prefetch": lambda: plain,
         "DataPipeline, iterated": lambda: ours,
         "DataPipeline, as SpeedupModel.fit reads it": as_fit_reads_it,
     }
-    if keras.__name__ == "keras":
-        found["Keras's own array path"] = keras_arrays
-    return rows, found
 
 
 def write_photos(folder: Path, count: int) -> None:

@@ -90,9 +90,9 @@ def memory_bytes() -> tuple[int, int, int]:
     elif FLAVOR == "jax":
         import jax
 
-        names = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
-        stats = [device.memory_stats() or {} for device in jax.devices()]
-        found += [(*(info.get(name, 0) for name in names),) for info in stats]  # type: ignore[misc]
+        for stats in (device.memory_stats() or {} for device in jax.devices()):
+            in_use, at_peak = stats.get("bytes_in_use", 0), stats.get("peak_bytes_in_use", 0)
+            found.append((in_use, at_peak, stats.get("bytes_limit", 0)))
     else:
         import torch
 

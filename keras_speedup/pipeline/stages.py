@@ -162,6 +162,7 @@ def _gathered(tf: Any, rows: ArraySource) -> Any:
     def epoch(_: Any) -> Any:
         order = tf.numpy_function(draw, [], tf.int64)
         indices = tf.data.Dataset.range(0, whole, chunk).map(lambda at: order[at : tf.minimum(at + chunk, whole)])
+        # Two calls at once: Python's lock lets no more of them gain.
         batches = indices.map(lambda index: gathered(index, -1, size), num_parallel_calls=2).flat_map(slices)
         last = tf.data.Dataset.from_tensors(order[whole:used]).map(lambda index: gathered(index, used - whole))
         return batches.concatenate(last) if used > whole else batches

@@ -42,6 +42,10 @@ LIGHT_STEP_SECONDS = 0.01
 #: A program is compiled in the background only where at least this many seconds of training are left.
 WORTH_COMPILING_SECONDS = 1.5
 
+#: And only where at least this many steps are left for each second that tracing took: compiling takes a multiple of
+#: that, and the fewer steps there are, the less of their overhead can a compiled loop save.
+STEPS_PER_TRACING_SECOND = 1000
+
 
 def steps_per_call(
     step_seconds: float, epoch_steps: int | None, batch_bytes: int, call_seconds: float = CALL_SECONDS
@@ -103,11 +107,8 @@ def is_light(step_seconds: float | None) -> bool:
 
 
 def worth_compiling(steps_left: int | None, step_seconds: float, tracing_seconds: float = 0.0) -> bool:
-    """Returns whether enough training is left for a compilation to pay.
-
-    It takes a multiple of what tracing took, and the longer a step, the less of it is overhead that a compiled loop
-    saves: a step of one millisecond must go on for as long as it took to be traced, one of 100 for 100 times as long.
-    """
+    """Returns whether enough training is left for a compilation to pay."""
     if steps_left is None:
         return True
-    return steps_left * step_seconds >= max(WORTH_COMPILING_SECONDS, tracing_seconds * 1000 * step_seconds)
+    is_long = steps_left * step_seconds >= WORTH_COMPILING_SECONDS
+    return is_long and steps_left >= STEPS_PER_TRACING_SECOND * tracing_seconds
